@@ -1,0 +1,1 @@
+"""Runnable experiments, one module each, and the command line."""

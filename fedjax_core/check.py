@@ -1,0 +1,63 @@
+"""Argument checks whose messages name the argument, its value and the rule."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import jax
+
+
+def _is_traced(value: Any) -> bool:
+    # A hyper-parameter under vmap or jit has no value to look at yet.
+    return isinstance(value, jax.core.Tracer)
+
+
+def _require(name: str, value: Any, ok: bool, rule: str) -> None:
+    if not ok:
+        raise ValueError(f"{name} must be {rule}, got {value!r}.")
+
+
+def _real(name: str, value: Any) -> None:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}.") from None
+
+
+def positive(**values: Any) -> None:
+    """Raises ValueError unless every value is finite and > 0."""
+    for name, value in values.items():
+        if not _is_traced(value):
+            _real(name, value)
+            _require(name, value, 0 < value < math.inf, "> 0 and finite")
+
+
+def non_negative(**values: Any) -> None:
+    """Raises ValueError unless every value is finite and >= 0."""
+    for name, value in values.items():
+        if not _is_traced(value):
+            _real(name, value)
+            _require(name, value, 0 <= value < math.inf, ">= 0 and finite")
+
+
+def in_range(low: float, high: float, **values: Any) -> None:
+    """Raises ValueError unless every value lies in the closed interval [low, high]."""
+    for name, value in values.items():
+        if not _is_traced(value):
+            _real(name, value)
+            _require(name, value, low <= value <= high, f"in [{low}, {high}]")
+
+
+def positive_int(**values: Any) -> None:
+    """Raises TypeError unless every value is an int, ValueError unless it is >= 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an int, got {value!r}.")
+        _require(name, value, value >= 1, ">= 1")
+
+
+def one_of(allowed: Collection[Any], **values: Any) -> None:
+    """Raises ValueError unless every value is one of `allowed`."""
+    for name, value in values.items():
+        rule = f"one of {', '.join(map(repr, allowed))}"
+        _require(name, value, value in allowed, rule)
