@@ -4,12 +4,12 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-import jax
+from jax.core import Tracer
 
 
 def _is_traced(value: Any) -> bool:
     # A hyper-parameter under vmap or jit has no value to look at yet.
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def _require(name: str, value: Any, ok: bool, rule: str) -> None:

@@ -1,0 +1,150 @@
+"""Evaluation of a shared model: pooled over all examples, and per client.
+
+Examples are evaluated in full batches whatever client they belong to; every value is
+then added up per client. Padding is masked, so averages are exact.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.data import Packed
+from fedjax_core.devices import Spec, ship
+from fedjax_core.metrics import Mean
+from fedjax_core.types import Batch, Metrics, Params
+
+MetricsFn = Callable[[Params, Batch], Mapping[str, jax.Array]]
+"""``metrics_fn(params, batch)``: name -> one value per example, ``[B]``."""
+
+
+class Evaluation(NamedTuple):
+    """Averages of one split.
+
+    Attributes:
+      pooled: name -> ``[]``, the mean over all examples.
+      client_mean: name -> ``[]``, the mean over clients of each client's own mean;
+        clients without an example do not count.
+      client_p10: name -> ``[]``, the 10th percentile over those clients.
+      per_client: name -> ``[N]``, each client's mean, NaN without an example.
+    """
+
+    pooled: Metrics
+    client_mean: Metrics
+    client_p10: Metrics
+    per_client: Metrics
+
+    def named(self, split: str) -> Metrics:
+        """The scalars as "test_accuracy", "test_accuracy_client_mean", ..."""
+        return {
+            f"{split}_{name}{suffix}": value
+            for suffix, metrics in (
+                ("", self.pooled),
+                ("_client_mean", self.client_mean),
+                ("_client_p10", self.client_p10),
+            )
+            for name, value in metrics.items()
+        }
+
+
+class Evaluator:
+    """Evaluates any parameters on one split, whose examples it keeps on the devices.
+
+    Args:
+      metrics_fn: per-example values.
+      packed: the split.
+      mesh: devices that share the batches, or None.
+      batch_size: examples evaluated at once.
+    """
+
+    def __init__(
+        self,
+        metrics_fn: MetricsFn,
+        packed: Packed,
+        mesh: jax.sharding.Mesh | None = None,
+        batch_size: int = 128,
+    ):
+        check.positive_int(batch_size=batch_size)
+        if packed.num_examples == 0:
+            raise ValueError("packed must hold at least one example to evaluate on.")
+        self._metrics_fn, self._mesh = metrics_fn, mesh
+        self._num_clients = packed.num_clients
+        n, devices = packed.num_examples, 1 if mesh is None else mesh.size
+        batch_size = min(batch_size, -(-n // devices))
+        batches = -(-n // (batch_size * devices)) * devices
+
+        def lay_out(x: np.ndarray) -> np.ndarray:
+            # The last batch is filled up with copies of the last example.
+            index = np.minimum(np.arange(batches * batch_size), n - 1)
+            return x[index].reshape(batches, batch_size, *x.shape[1:])
+
+        client = np.repeat(np.arange(packed.num_clients), packed.sizes)
+        mask = np.arange(batches * batch_size) < n
+        batch = {k: lay_out(x) for k, x in packed.examples.items()} | {
+            "example_mask": mask.reshape(batches, batch_size)
+        }
+        spec = Spec("clients")
+        self.data = ship(batch, mesh, jax.tree.map(lambda _: spec, batch))
+        self.data = (self.data, ship(lay_out(client.astype(np.int32)), mesh))
+
+    def __call__(self, params: Params, data: tuple | None = None) -> Evaluation:
+        """Evaluates `params`; traceable when given ``evaluator.data``."""
+        batches, client = self.data if data is None else data
+
+        def run(params, batches):
+            def one(batch):
+                values = self._metrics_fn(params, batch)
+                mask = batch["example_mask"]
+                return {
+                    k: jnp.where(mask, v.astype(jnp.float32), 0.0)
+                    for k, v in values.items()
+                }
+
+            return jax.lax.map(one, batches)
+
+        if self._mesh is not None:
+            run = jax.shard_map(
+                run,
+                mesh=self._mesh,
+                in_specs=(Spec(), Spec("clients")),
+                out_specs=Spec("clients"),
+                check_vma=False,
+            )
+        values = run(params, batches)
+
+        def by_client(x: jax.Array) -> jax.Array:
+            return jax.ops.segment_sum(x.ravel(), client.ravel(), self._num_clients)
+
+        count = by_client(batches["example_mask"].astype(jnp.float32))
+        sums = {k: Mean(by_client(v), count) for k, v in values.items()}
+        per_client = {k: m.value for k, m in sums.items()}
+        return Evaluation(
+            {k: Mean(m.total.sum(), count.sum()).value for k, m in sums.items()},
+            {k: _over_clients(jnp.mean, v, count) for k, v in per_client.items()},
+            {k: _over_clients(_p10, v, count) for k, v in per_client.items()},
+            per_client,
+        )
+
+
+def _over_clients(statistic, values, count):
+    return statistic(values, where=count > 0)
+
+
+def _p10(values, where):
+    # A diverged model's NaN must show, so only clients without examples are left out.
+    n = where.sum()
+    ordered = jnp.sort(jnp.where(where, values, jnp.inf))
+    at = 0.1 * (n - 1)
+    low = jnp.floor(at).astype(n.dtype)
+    low, high = ordered[low], ordered[jnp.minimum(low + 1, n - 1)]
+    quantile = low + (high - low) * (at - jnp.floor(at))
+    return jnp.where(jnp.any(jnp.isnan(values) & where), jnp.nan, quantile)
+
+
+def evaluate(metrics_fn: MetricsFn, params: Params, packed: Packed) -> Evaluation:
+    """Evaluates one model on one split; compiled once per call."""
+    evaluator = Evaluator(metrics_fn, packed)
+    return jax.jit(evaluator)(params, evaluator.data)

@@ -1,0 +1,189 @@
+"""Feeds: draw, plan and ship the cohorts of coming rounds while a round runs.
+
+`ResidentFeed` keeps the population's examples on the devices and ships int32 indices.
+`HostFeed` keeps them on the host, memory-mapped if need be, and ships the examples of
+the drawn clients. Both make the same cohorts.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+
+from fedjax_core.data import Packed
+from fedjax_core.devices import Spec, ship
+from fedjax_core.participation import Participation
+from fedjax_core.plan import Capacity, Draft, fit, usual_capacity
+from fedjax_core.types import Cohort, Execution, LocalWork, Queue
+
+_CHUNK_OPERATIONS = 5e10
+_CHUNK_BYTES = 2**26
+
+
+class EmptyCohortError(ValueError):
+    """Clients were drawn, and none of them has anything to train on."""
+
+
+class Chunk(NamedTuple):
+    """Consecutive rounds, ready to run."""
+
+    first: int  # the first round's number
+    client_ids: list[list[np.ndarray]]  # [rounds][seeds]
+    cohorts: Cohort  # leaves [K, S, ...]; K - rounds at the end are padding
+    steps: np.ndarray  # [rounds, S], local steps that the cohorts ask for
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Feed:
+    """Makes chunks of cohorts; see `ResidentFeed` and `HostFeed`.
+
+    Attributes:
+      train: the population's examples.
+      work: local work per client.
+      participation: how cohorts are drawn.
+      seeds: one run each, side by side on an axis S.
+      execution: blocks and devices.
+      max_rounds: K, rounds in a chunk at most.
+      slot_state: client state travels with the cohort instead of living on the device.
+    """
+
+    train: Packed
+    work: LocalWork
+    participation: Participation
+    seeds: Sequence[int]
+    execution: Execution
+    max_rounds: int = 1
+    slot_state: bool = False
+
+    def usual(self) -> Capacity:
+        """Capacity of the compiled round."""
+        size = max(self.participation.max_cohort_size(self.train.num_clients), 1)
+        return usual_capacity(self.train.sizes, self.work, self.execution, size)
+
+    def with_chunks_for(self, num_parameters: int) -> "Feed":
+        """The feed with chunks of about a second of work, at least one round each.
+
+        A function of the run alone, not of how fast the machine is, so that a resumed
+        run sees the same chunks.
+        """
+        usual, devices = self.usual(), self.execution.num_devices
+        steps = usual.rows * devices * len(self.seeds)
+        operations = 6 * steps * self.work.batch_size * num_parameters
+        plan = 4 * usual.rows * devices * self.work.batch_size * len(self.seeds)
+        rounds = min(_CHUNK_OPERATIONS // operations, _CHUNK_BYTES // plan, 64)
+        return dataclasses.replace(self, max_rounds=max(1, int(rounds)))
+
+    def _draft(self, seed: int, round: int) -> Draft:
+        num_clients = self.train.num_clients
+        draft = Draft(
+            self.participation.draw(seed, round, num_clients),
+            self.train.offsets,
+            self.work,
+            seed=seed,
+            round=round,
+            execution=self.execution,
+        )
+        if len(draft.client_ids) and not draft.steps.any():
+            some = ", ".join(map(str, draft.client_ids[:5]))
+            hint = (
+                f" (drop_remainder leaves out clients with fewer than "
+                f"{self.work.batch_size} examples)"
+                if self.work.drop_remainder
+                else ""
+            )
+            raise EmptyCohortError(
+                f"round {round} of seed {seed}: none of the {len(draft.client_ids)} "
+                f"drawn clients ({some}{', ...' if len(draft.client_ids) > 5 else ''}) "
+                f"has an example to train on{hint}."
+            )
+        return draft
+
+    def chunk(self, first: int, rounds: int, usual: Capacity) -> Chunk:
+        """Draws, plans and ships rounds ``first .. first + rounds - 1``."""
+        drafts = [
+            [self._draft(seed, first + k) for seed in self.seeds] for k in range(rounds)
+        ]
+        capacity = fit([d for row in drafts for d in row], usual)
+        plans = [
+            jax.tree.map(
+                lambda *x: np.stack(x), *[self._build(d, capacity) for d in row]
+            )
+            for row in drafts
+        ]
+        plans += [plans[-1]] * (self.max_rounds - rounds)
+        cohorts = jax.tree.map(lambda *x: np.stack(x), *plans)
+        return Chunk(
+            first,
+            [[d.client_ids for d in row] for row in drafts],
+            ship(cohorts, self.execution.mesh, self._spec(cohorts)),
+            np.array([[d.steps.sum() for d in row] for row in drafts]),
+        )
+
+    def _spec(self, cohorts: Cohort) -> Cohort:
+        by_device = Spec(None, None, "clients")
+        whole = jax.tree.map(lambda _: Spec(), cohorts)
+        examples = None
+        if cohorts.examples is not None:
+            examples = dict.fromkeys(cohorts.examples, by_device)
+        queue: Any = Queue(*[cast(Any, by_device)] * len(Queue._fields))
+        return dataclasses.replace(whole, queue=queue, examples=examples)
+
+    def _build(self, draft: Draft, capacity: Capacity) -> Cohort:
+        return draft.build(
+            capacity, num_clients=self.train.num_clients, slot_state=self.slot_state
+        )
+
+
+class ResidentFeed(Feed):
+    """The population lives on the devices; a chunk ships indices."""
+
+    def examples(self) -> dict[str, jax.Array]:
+        """The population's examples on every device, name -> ``[n, ...]``."""
+        return ship(dict(self.train.examples), self.execution.mesh)
+
+
+class HostFeed(Feed):
+    """The population stays on the host; a chunk ships what its clients hold."""
+
+    def _build(self, draft: Draft, capacity: Capacity) -> Cohort:
+        cohort = draft.build(
+            capacity,
+            num_clients=self.train.num_clients,
+            slot_state=self.slot_state,
+            local=True,
+        )
+        rows = draft.local_examples()
+        examples = {}
+        for name, array in self.train.examples.items():
+            out = np.zeros(
+                (len(rows), capacity.examples, *array.shape[1:]), array.dtype
+            )
+            for d, index in enumerate(rows):
+                out[d, : len(index)] = array[index]
+            examples[name] = out
+        return dataclasses.replace(cohort, examples=examples, sharded_examples=True)
+
+
+class Prefetch:
+    """Runs a feed one chunk ahead on a thread."""
+
+    def __init__(self, feed: Feed, spans: Iterable[tuple[int, int]]):
+        self._feed, self._usual = feed, feed.usual()
+        self._spans = list(spans)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
+
+    def __iter__(self) -> Iterator[Chunk]:
+        ahead: Future | None = None
+        try:
+            for i in range(len(self._spans)):
+                now = ahead or self._submit(i)
+                ahead = self._submit(i + 1) if i + 1 < len(self._spans) else None
+                yield now.result()
+        finally:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, i: int) -> Future:
+        return self._pool.submit(self._feed.chunk, *self._spans[i], self._usual)

@@ -1,0 +1,138 @@
+"""Collects what a run measures, in memory and in its run directory."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_core.feed import Chunk
+from fedjax_core.map import STAGES
+from fedjax_core.result import Exclusion, Result
+from fedjax_core.run_dir import RunDir
+
+
+class _Table:
+    """Rows of metrics per round and seed; float64, which holds any float32 exactly."""
+
+    def __init__(self, seeds: Sequence[int]):
+        self.seeds = seeds
+        self.rounds: list[int] = []
+        self.rows: list[dict[str, np.ndarray]] = []  # [S] each
+        self._unsaved: list[dict[str, Any]] = []
+
+    def add(self, round: int, metrics: Mapping[str, Any]) -> None:
+        row = {name: np.asarray(v, np.float64) for name, v in metrics.items()}
+        self.rounds.append(round)
+        self.rows.append(row)
+        self._unsaved += [
+            {"round": round, "seed": seed, **{k: v[s].item() for k, v in row.items()}}
+            for s, seed in enumerate(self.seeds)
+        ]
+
+    def flush(self) -> list[dict[str, Any]]:
+        unsaved, self._unsaved = self._unsaved, []
+        return unsaved
+
+    def load(self, rows: list[dict[str, str]]) -> None:
+        for start in range(0, len(rows), len(self.seeds)):
+            group = rows[start : start + len(self.seeds)]
+            names = [name for name in group[0] if name not in ("round", "seed")]
+            self.add(
+                int(group[0]["round"]),
+                {name: [float(row[name]) for row in group] for name in names},
+            )
+        self._unsaved = []
+
+    def columns(self) -> dict[str, np.ndarray]:
+        names = self.rows[0] if self.rows else ()
+        return {n: np.stack([row[n] for row in self.rows], axis=1) for n in names}
+
+
+class History:
+    """Metrics of every round and seed so far.
+
+    Args:
+      seeds: one run each.
+      client_ids: names of the population's clients.
+    """
+
+    def __init__(self, seeds: Sequence[int], client_ids: tuple[str, ...]):
+        self.seeds, self._client_ids = tuple(seeds), client_ids
+        self.excluded: list[Exclusion] = []
+        self.client_metrics: dict[str, np.ndarray] = {}
+        self._train, self._evaluations = _Table(self.seeds), _Table(self.seeds)
+        self._excluded_saved = 0
+
+    @property
+    def rounds(self) -> int:
+        """Rounds completed."""
+        return len(self._train.rounds)
+
+    def add_rounds(
+        self, chunk: Chunk, metrics: Mapping[str, np.ndarray]
+    ) -> list[Exclusion]:
+        """Takes in the metrics ``[rounds, S, ...]`` of a chunk.
+
+        Returns:
+          The clients that its rounds excluded.
+        """
+        scalars = {k: v for k, v in metrics.items() if v.ndim == 2}
+        for k in range(len(chunk.client_ids)):
+            self._train.add(self.rounds + 1, {n: v[k] for n, v in scalars.items()})
+        failure = metrics.get("failure", np.zeros((0, 0, 0)))
+        excluded = [
+            Exclusion(
+                chunk.first + int(k) + 1,
+                self.seeds[s],
+                self._client_ids[chunk.client_ids[k][s][c]],
+                STAGES[int(failure[k, s, c])],
+            )
+            for k, s, c in np.argwhere(failure > 0)
+        ]
+        self.excluded += excluded
+        return excluded
+
+    def add_evaluation(
+        self,
+        metrics: Mapping[str, np.ndarray],
+        client_metrics: dict[str, np.ndarray],
+    ) -> None:
+        """Takes in an evaluation after the last round: ``[S]`` and ``[S, N]`` each."""
+        self._evaluations.add(self.rounds, metrics)
+        self.client_metrics = client_metrics
+
+    def save(self, run_dir: RunDir) -> None:
+        """Appends what is new to the run directory."""
+        run_dir.append("metrics", self._train.flush())
+        run_dir.append("evaluations", self._evaluations.flush())
+        new = self.excluded[self._excluded_saved :]
+        run_dir.append("excluded", [e._asdict() for e in new])
+        self._excluded_saved = len(self.excluded)
+        run_dir.write_arrays("client_metrics", self.client_metrics)
+
+    def load(self, run_dir: RunDir) -> None:
+        """Reads back what `run_dir` recorded up to its latest checkpoint."""
+        self._train.load(run_dir.rewind("metrics"))
+        self._evaluations.load(run_dir.rewind("evaluations"))
+        self.excluded = [
+            Exclusion(
+                int(row["round"]), int(row["seed"]), row["client_id"], row["stage"]
+            )
+            for row in run_dir.rewind("excluded")
+        ]
+        self.client_metrics = run_dir.read_arrays("client_metrics")
+        self._excluded_saved = len(self.excluded)
+
+    def result(self, state: Any, **extra: Any) -> Result:
+        """The run so far."""
+        return Result(
+            seeds=self.seeds,
+            rounds=self.rounds,
+            train=self._train.columns(),
+            evaluated=np.array(self._evaluations.rounds, int),
+            evaluations=self._evaluations.columns(),
+            client_metrics=self.client_metrics,
+            state=state,
+            excluded=list(self.excluded),
+            **extra,
+        )

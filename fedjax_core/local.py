@@ -1,0 +1,83 @@
+"""Local training: the client programs that most methods are made of."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core.metrics import Mean
+from fedjax_core.types import Batch, ClientProgram, Key, LossFn, Params
+
+
+class Carry(NamedTuple):
+    """A client in the middle of its local steps."""
+
+    params: Params
+    opt_state: Any
+    train_loss: Mean  # over local steps, each the mean loss of its batch
+
+
+def batch_loss(loss_fn: LossFn, params: Params, batch: Batch, key: Key) -> jax.Array:
+    """The mean of `loss_fn` over the real examples of a batch; ``[]``."""
+    losses = loss_fn(params, batch, key)
+    mask = batch["example_mask"]
+    if losses.shape != mask.shape:
+        raise ValueError(
+            f"loss_fn must return one loss per example, shape {mask.shape}, got shape "
+            f"{losses.shape}."
+        )
+    return jnp.where(mask, losses, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def sgd_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    carry: Carry,
+    batch: Batch,
+    key: Key,
+    correction: Params | None = None,
+) -> Carry:
+    """One local step of `optimizer` on the batch's mean loss.
+
+    Args:
+      loss_fn: per-example losses.
+      optimizer: any optax transformation.
+      carry: where the client stands.
+      batch: examples with ``example_mask``.
+      key: for the loss (dropout and the like).
+      correction: added to the gradient, as control variates are.
+    """
+    loss, grads = jax.value_and_grad(
+        lambda params: batch_loss(loss_fn, params, batch, key)
+    )(carry.params)
+    if correction is not None:
+        grads = jax.tree.map(jnp.add, grads, correction)
+    updates, opt_state = optimizer.update(grads, carry.opt_state, carry.params)
+    params = optax.apply_updates(carry.params, updates)
+    return Carry(params, opt_state, carry.train_loss + Mean(loss, jnp.float32(1)))
+
+
+def local_sgd(
+    loss_fn: LossFn, optimizer: optax.GradientTransformation
+) -> ClientProgram:
+    """Local steps of `optimizer` from the server's parameters; the update is the delta.
+
+    ``shared`` is the server's parameters. Metrics: "train_loss", the mean over local
+    steps.
+    """
+
+    def init(params, client_state, key):
+        del client_state, key
+        return Carry(params, optimizer.init(params), Mean.zero())
+
+    def step(params, carry, batch, key):
+        del params
+        return sgd_step(loss_fn, optimizer, carry, batch, key)
+
+    def finish(params, carry, client_state, key):
+        del key
+        delta = jax.tree.map(jnp.subtract, carry.params, params)
+        return delta, client_state, {"train_loss": carry.train_loss}
+
+    return ClientProgram(init, step, finish)

@@ -1,0 +1,247 @@
+"""Runs a cohort: one client's program over the client axis.
+
+Blocks of clients go through a queue: a loop over blocks, `vmap` inside a block, a loop
+to the block's longest client, `finish` once per client, then the reduction. Several
+devices work through queues of their own.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_core import metrics as metrics_lib
+from fedjax_core import random
+from fedjax_core.reduce import Arrivals, Cast, Reduction
+from fedjax_core.types import ClientProgram, Cohort, Key, Metrics, PyTree
+
+_P = jax.sharding.PartitionSpec
+
+STAGES = ("", "local update", "transform")
+"""What `ClientResults.failure` counts: where an update stopped being finite."""
+
+
+class ClientResults(NamedTuple):
+    """What a cohort hands back.
+
+    Attributes:
+      update: the reduced update.
+      client_state: ``[N, ...]``, rows of the cohort replaced.
+      metrics: scalars: the program's metrics over all valid clients, and
+        "num_clients", "num_examples", "excluded_clients"; "failure" ``[C]`` is as
+        below.
+      client_metrics: the program's metrics per client, ``[C]`` each.
+      failure: ``[C]`` int32 into `STAGES`: non-zero for a client whose update (or
+        state) had a NaN or an infinity. It is excluded from every reduction and its
+        state stays as it was.
+      valid: ``[C]`` bool, clients that count.
+    """
+
+    update: PyTree
+    client_state: PyTree
+    metrics: Metrics
+    client_metrics: Metrics
+    failure: jax.Array
+    valid: jax.Array
+
+
+def map_clients(
+    program: ClientProgram,
+    shared: PyTree,
+    cohort: Cohort,
+    key: Key,
+    *,
+    reduce: PyTree,
+    client_state: PyTree = (),
+) -> ClientResults:
+    """Runs `program` for every client of the cohort and reduces their updates.
+
+    Args:
+      program: what one client does.
+      shared: what the server broadcasts to all of them.
+      cohort: who trains, on what.
+      key: the round's key; a client draws from ``fold_in(key, client_id)``.
+      reduce: a `Reduction`, or a pytree of them that is a prefix of the update, as in
+        ``{"delta": mean("examples"), "control": mean("uniform")}``.
+      client_state: leaves ``[N, ...]``, rows by client.
+
+    Returns:
+      `ClientResults`. Independent, to float tolerance, of block size, devices and the
+      order of the cohort.
+    """
+    client_key = random.stream(key, "client")
+    mesh = cohort.execution.mesh
+    examples_spec = _P("clients") if cohort.sharded_examples else _P()
+    reductions, treedef = jax.tree.flatten(
+        reduce, is_leaf=lambda x: isinstance(x, Reduction)
+    )
+    if not all(isinstance(r, Reduction) for r in reductions):
+        raise TypeError(f"reduce must consist of Reductions, got {reduce!r}.")
+
+    def device(shared, queue, cohort, examples, client_state):
+        queue = jax.tree.map(lambda x: x[0], queue)  # this device's own
+        if cohort.sharded_examples:
+            examples = jax.tree.map(lambda x: x[0], examples)
+
+        def client(slot, row_start):
+            """One client, start to end, and whether its update can be used."""
+            key = jax.random.fold_in(client_key, cohort.client_id[slot])
+            state = jax.tree.map(lambda s: s[cohort.state_row[slot]], client_state)
+            steps = jnp.where(
+                slot < cohort.num_steps.shape[0], cohort.num_steps[slot], 0
+            )
+            carry = program.init(shared, state, random.stream(key, "init"))
+            carry = _local_steps(
+                program, shared, carry, key, steps, row_start, queue.rows, examples,
+                cohort.execution,
+            )  # fmt: skip
+            update, new, metrics = program.finish(
+                shared, carry, state, random.stream(key, "finish")
+            )
+            failure = metrics.pop("failure", jnp.int32(0))
+            usable = all_finite(update) & all_finite(new)
+            failure = jnp.where((failure == 0) & ~usable, 1, failure)
+            ok = (failure == 0) & (steps > 0)
+            update = _where(ok, update, jax.tree.map(jnp.zeros_like, update))
+            metrics = _where(ok, metrics, jax.tree.map(jnp.zeros_like, metrics))
+            return update, _where(ok, new, state), metrics, failure, ok
+
+        def block(i, carry):
+            accs, kept = carry
+            slot = queue.slot[i]
+            if slot.shape[0] == 1:
+                # No batch axis of one: products and convolutions stay plain.
+                out = client(slot[0], queue.row_start[i, 0])
+                out = jax.tree.map(lambda x: x[None], out)
+            else:
+                out = jax.vmap(client)(slot, queue.row_start[i])
+            update, new, metrics, failure, ok = out
+            arrivals = Arrivals(
+                slot, ok, cohort.num_examples[slot], cohort.num_steps[slot]
+            )
+            updates = treedef.flatten_up_to(update)
+            accs = [
+                () if r.stacked else r.add(acc, u, arrivals)
+                for r, acc, u in zip(reductions, accs, updates, strict=True)
+            ]
+            keep = (_stacked(reductions, updates), new, metrics, failure, ok)
+            kept = jax.tree.map(
+                lambda buffer, x: lax.dynamic_update_index_in_dim(buffer, x, i, 0),
+                kept,
+                keep,
+            )
+            return accs, kept
+
+        shapes = jax.eval_shape(lambda: client(queue.slot[0, 0], queue.row_start[0, 0]))
+        updates = treedef.flatten_up_to(shapes[0])
+        accs = [
+            () if r.stacked else r.identity(u)
+            for r, u in zip(reductions, updates, strict=True)
+        ]
+        lead = queue.slot.shape
+        kept = jax.tree.map(
+            lambda s: jnp.zeros((*lead, *s.shape), s.dtype),
+            (_stacked(reductions, updates), *shapes[1:]),
+        )
+        last = lead[0] if cohort.execution.max_steps else queue.blocks
+        accs, kept = lax.fori_loop(0, last, block, (accs, kept))
+        if mesh is not None:
+            accs = [
+                () if r.stacked else r.merge(acc, "clients")
+                for r, acc in zip(reductions, accs, strict=True)
+            ]
+        return accs, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
+
+    slots = dataclasses.replace(cohort, queue=None, examples=None)
+    if mesh is not None:
+        device = jax.shard_map(
+            device,
+            mesh=mesh,
+            in_specs=(_P(), _P("clients"), _P(), examples_spec, _P()),
+            out_specs=(_P(), _P("clients")),
+            check_vma=False,
+        )
+    accs, kept = device(shared, cohort.queue, slots, cohort.examples, client_state)
+    # From queue order to cohort order; clients that never ran have no place in it.
+    ran = cohort.client_mask
+    kept = jax.tree.map(lambda x: _keep_rows(ran, x[cohort.position]), kept)
+    stacks, new, client_metrics, failure, valid = kept
+    reduce_key = random.stream(key, "reduce")
+    results = []
+    for i, r in enumerate(reductions):
+        cast = Cast(jax.random.fold_in(reduce_key, i), valid, slots, program.norm_bound)
+        results.append(r.finish(stacks.pop(0) if r.stacked else accs[i], cast))
+    row = jnp.where(valid, cohort.state_row, jnp.iinfo(jnp.int32).max)
+    client_state = jax.tree.map(
+        lambda s, x: s.at[row].set(x, mode="drop"), client_state, new
+    )
+    metrics = metrics_lib.values(metrics_lib.total(client_metrics)) | {
+        "num_clients": valid.sum(),
+        "num_examples": jnp.where(valid, cohort.num_examples, 0).sum(),
+        "excluded_clients": (failure > 0).sum(),
+        "failure": failure,
+    }
+    return ClientResults(
+        treedef.unflatten(results),
+        client_state,
+        metrics,
+        metrics_lib.values(client_metrics),
+        failure,
+        valid,
+    )
+
+
+def _local_steps(program, shared, carry, key, steps, row_start, rows, examples, how):
+    """Takes a client's local steps, however many the data says."""
+    step_key = random.stream(key, "step")
+
+    def step(t, carry):
+        row = rows[row_start + t]
+        mask = row >= 0
+        # Padding repeats the batch's first example: whatever a model does with it, it
+        # is a row of this client and no stranger's NaN.
+        row = jnp.where(mask, row, row[0])
+        batch = jax.tree.map(lambda x: x[row], examples) | {"example_mask": mask}
+        return program.step(shared, carry, batch, jax.random.fold_in(step_key, t))
+
+    def masked(t, carry):
+        return _where(t < steps, step(t, carry), carry)
+
+    if how.max_steps:
+        return lax.fori_loop(0, how.max_steps, masked, carry)
+    stride = how.steps_per_check
+    if stride == 1:
+        return lax.while_loop(
+            lambda s: s[0] < steps,
+            lambda s: (s[0] + 1, step(*s)),
+            (jnp.int32(0), carry),
+        )[1]
+    # Under vmap the predicate is batched; clients that are done are frozen by `masked`.
+    return lax.while_loop(
+        lambda s: s[0] < steps,
+        lambda s: (s[0] + stride, lax.fori_loop(s[0], s[0] + stride, masked, s[1])),
+        (jnp.int32(0), carry),
+    )[1]
+
+
+def _stacked(reductions: list[Reduction], updates: list[PyTree]) -> list[PyTree]:
+    return [u for r, u in zip(reductions, updates, strict=True) if r.stacked]
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether every floating-point value of `tree` is finite; ``[]`` bool."""
+    ok = jnp.bool_(True)
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            ok &= jnp.isfinite(leaf).all()
+    return ok
+
+
+def _where(keep: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, old)
+
+
+def _keep_rows(keep: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(keep.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))

@@ -1,0 +1,315 @@
+"""Plans a round on the host: who trains on which examples, where and in what order.
+
+Everything is vectorised NumPy over the clients of the cohort. The plan of a round is a
+function of (seed, round, client ids); capacities are rounded up so that rounds of
+different sizes share one compiled program.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.data import Packed
+from fedjax_core.random import hash64
+from fedjax_core.types import Cohort, Execution, LocalWork, Queue
+
+_BATCH_STREAM = 0xBA7C
+
+
+def pow2(n: int | float) -> int:
+    """The smallest power of two that is at least `n` and at least 1."""
+    return 1 << max(int(np.ceil(n)) - 1, 0).bit_length()
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """Static sizes of a plan.
+
+    Attributes:
+      slots: C, clients.
+      blocks: M, blocks per device.
+      rows: R, batches per device.
+      examples: examples per device, where each round ships its own; else unused.
+    """
+
+    slots: int
+    blocks: int
+    rows: int
+    examples: int
+
+
+def check_work(work: LocalWork) -> None:
+    """Raises ValueError or TypeError for local work that can't be done."""
+    check.positive_int(batch_size=work.batch_size)
+    if work.steps is None:
+        check.positive_int(epochs=work.epochs)
+    else:
+        check.positive_int(steps=work.steps)
+
+
+def steps_per_epoch(sizes: np.ndarray, work: LocalWork) -> np.ndarray:
+    """Batches in one epoch of clients with `sizes` examples; int64, same shape."""
+    sizes = np.asarray(sizes, np.int64)
+    if work.drop_remainder:
+        return sizes // work.batch_size
+    return -(-sizes // work.batch_size)
+
+
+def num_steps(sizes: np.ndarray, work: LocalWork) -> np.ndarray:
+    """Local steps in a round of clients with `sizes` examples; int64, same shape."""
+    per_epoch = steps_per_epoch(sizes, work)
+    if work.steps is None:
+        return per_epoch * work.epochs
+    return np.where(per_epoch > 0, work.steps, 0)
+
+
+class Draft:
+    """One round before its capacities are fixed.
+
+    Args:
+      client_ids: the drawn cohort, ``[c]`` ints without repeats.
+      offsets: ``[N + 1]``; client i owns examples ``offsets[i]:offsets[i + 1]``.
+      work: what each client trains.
+      seed: seed of the run.
+      round: number of the round; with the seed it decides the order of examples.
+      execution: blocks and devices.
+    """
+
+    def __init__(
+        self,
+        client_ids: np.ndarray,
+        offsets: np.ndarray,
+        work: LocalWork,
+        *,
+        seed: int,
+        round: int,
+        execution: Execution,
+    ):
+        self.client_ids = np.asarray(client_ids, np.int64)
+        self.offsets, self.work, self.execution = offsets, work, execution
+        self.seed, self.round = seed, round
+        self.sizes = offsets[self.client_ids + 1] - offsets[self.client_ids]
+        self.steps = num_steps(self.sizes, work)
+        self._deal()
+
+    def _deal(self) -> None:
+        """Sorts clients longest first and deals blocks to devices back and forth.
+
+        Sorted, a block's clients are of similar length, and dealing 0, 1, 1, 0, ...
+        balances steps to within one client while block counts differ by at most one.
+        """
+        devices, block = self.execution.num_devices, self.execution.block_size
+        # Ties go by id, so that the order of the drawn ids can't matter.
+        order = np.lexsort((self.client_ids, -self.steps))
+        order = order[: np.count_nonzero(self.steps)]
+        group = np.arange(len(order)) // block
+        lap, turn = np.divmod(group, devices)
+        self.order = order  # [c'] slots that have work, in queue order
+        self.device = np.where(lap % 2 == 0, turn, devices - 1 - turn)
+        self.block, self.lane = lap, np.arange(len(order)) % block
+        # Rows, and examples where they are shipped, follow each other in queue order.
+        self.row_start, self.device_rows = self._pack(self.steps[order])
+        self.example_start, self.device_examples = self._pack(self.sizes[order])
+
+    def _pack(self, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where each client of the queue starts on its device, and device totals."""
+        start = np.zeros(len(length), np.int64)
+        totals = np.zeros(self.execution.num_devices, np.int64)
+        for d in range(len(totals)):
+            mine = self.device == d
+            ends = np.cumsum(length[mine])
+            start[mine] = ends - length[mine]
+            totals[d] = length[mine].sum()
+        return start, totals
+
+    @property
+    def need(self) -> Capacity:
+        """The least capacity that holds this round."""
+        blocks = int(self.block[-1]) + 1 if len(self.order) else 1
+        rows, examples = self.device_rows.max(), self.device_examples.max()
+        return Capacity(len(self.client_ids), blocks, int(rows), int(examples))
+
+    def local_examples(self) -> list[np.ndarray]:
+        """For each device, the examples of its clients in the order it holds them."""
+        out = []
+        for d in range(self.execution.num_devices):
+            ids = self.client_ids[self.order[self.device == d]]
+            sizes = self.offsets[ids + 1] - self.offsets[ids]
+            starts = np.repeat(self.offsets[ids] - (np.cumsum(sizes) - sizes), sizes)
+            out.append(starts + np.arange(sizes.sum()))
+        return out
+
+    def _visits(self, local: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Every visit to an example: (device, position in its rows, example).
+
+        Examples are numbered as in the population or, `local`, as their device holds
+        them.
+        """
+        slots, batch = self.order, self.work.batch_size
+        per_epoch = steps_per_epoch(self.sizes[slots], self.work)
+        steps = self.steps[slots]
+        epochs = -(-steps // np.maximum(per_epoch, 1))
+        # One walk = one client in one epoch.
+        client = np.repeat(np.arange(len(slots)), epochs)
+        epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+        length = self.sizes[slots][client]
+        walk = np.repeat(np.arange(len(client)), length)
+        rank = np.arange(len(walk)) - np.repeat(np.cumsum(length) - length, length)
+        example = np.repeat(self.offsets[self.client_ids[slots]][client], length) + rank
+        # An epoch's order sorts by a hash of who the example is, so it depends neither
+        # on the cohort nor on the schedule; one sort serves every walk.
+        draw = hash64(self.seed, _BATCH_STREAM, self.round, epoch[walk], example)
+        example = example[_sort_within(walk, draw)]
+        kept = np.minimum(per_epoch[client] * batch, length)
+        kept = np.minimum(kept, (steps[client] - epoch * per_epoch[client]) * batch)
+        keep = rank < kept[walk]
+        walk, rank, example = walk[keep], rank[keep], example[keep]
+        if local:
+            shift = self.example_start - self.offsets[self.client_ids[slots]]
+            example = example + shift[client[walk]]
+        first = (self.row_start[client] + epoch * per_epoch[client]) * batch
+        return self.device[client][walk], first[walk] + rank, example
+
+    def build(
+        self,
+        capacity: Capacity,
+        *,
+        num_clients: int,
+        slot_state: bool = False,
+        local: bool = False,
+    ) -> Cohort:
+        """Lays the round out in arrays of the given capacity, without examples.
+
+        Args:
+          capacity: at least `need`.
+          num_clients: N, the size of the population.
+          slot_state: client state is gathered by slot rather than by client id.
+          local: `queue.rows` points into `local_examples` rather than the population.
+
+        Returns:
+          A `Cohort` of NumPy arrays with ``examples=None``.
+        """
+        slots, blocks, rows, _ = dataclasses.astuple(capacity)
+        devices, block = self.execution.num_devices, self.execution.block_size
+        count = len(self.client_ids)
+        by_slot: dict[str, Any] = {
+            "client_id": np.full(slots, -1, np.int32),
+            "num_examples": np.zeros(slots, np.int32),
+            "num_steps": np.zeros(slots, np.int32),
+            "state_row": np.full(slots, max(num_clients, slots), np.int32),
+        }
+        by_slot["client_id"][:count] = self.client_ids
+        by_slot["num_examples"][:count] = self.sizes
+        by_slot["num_steps"][:count] = self.steps
+        by_slot["state_row"][:count] = (
+            np.arange(count) if slot_state else self.client_ids
+        )
+        where = (self.device, self.block, self.lane)
+        slot = np.full((devices, blocks, block), slots, np.int32)
+        slot[where] = self.order
+        row_start = np.zeros((devices, blocks, block), np.int32)
+        row_start[where] = self.row_start
+        position = np.zeros(slots, np.int32)
+        position[self.order] = np.ravel_multi_index(where, slot.shape)
+        flat = np.full((devices, rows * self.work.batch_size), -1, np.int32)
+        device, place, example = self._visits(local)
+        flat[device, place] = example
+        used = np.bincount(self.device[self.lane == 0], minlength=devices)
+        arrays: tuple[Any, ...] = (
+            slot,
+            row_start,
+            flat.reshape(devices, rows, self.work.batch_size),
+            used.astype(np.int32),
+        )
+        # NumPy until it is shipped.
+        by_slot |= {"position": position, "num_clients": np.int32(num_clients)}
+        return Cohort(
+            **by_slot,
+            queue=Queue(*arrays),
+            examples=None,
+            execution=self.execution,
+        )
+
+
+def _sort_within(group: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    """Argsort by (group, draw); `group` is sorted already."""
+    bits = int(group[-1]).bit_length() if len(group) else 0
+    # One 64-bit key sorts several times faster than two; equal keys are so rare that
+    # paying for the exact order then costs nothing.
+    key = group.astype(np.uint64) << np.uint64(64 - bits) if bits else 0
+    key = key | (draw >> np.uint64(bits))
+    order = np.argsort(key)
+    if np.any(key[order][1:] == key[order][:-1]):
+        return np.lexsort((draw, group))
+    return order
+
+
+def usual_capacity(
+    sizes: np.ndarray, work: LocalWork, execution: Execution, cohort_size: int
+) -> Capacity:
+    """A capacity that nearly every cohort of at most `cohort_size` clients fits."""
+    devices = execution.num_devices
+    blocks = -(-cohort_size // (execution.block_size * devices))
+
+    def share(lengths: np.ndarray) -> int:
+        # A mean cohort with five standard deviations to spare, but never more than the
+        # longest clients together could fill.
+        rows = cohort_size * lengths.mean() + 5 * lengths.std() * cohort_size**0.5
+        count = min(cohort_size, len(lengths))
+        rows = min(rows, np.partition(lengths, -count)[-count:].sum())
+        return pow2(rows / devices + lengths.max())
+
+    return Capacity(cohort_size, blocks, share(num_steps(sizes, work)), share(sizes))
+
+
+def fit(drafts: Sequence[Draft], usual: Capacity) -> Capacity:
+    """The usual capacity, grown to a power of two wherever a round exceeds it."""
+    need = np.max([dataclasses.astuple(draft.need) for draft in drafts], axis=0)
+    return Capacity(
+        *(
+            have if want <= have else pow2(want)
+            for want, have in zip(need, dataclasses.astuple(usual), strict=True)
+        )
+    )
+
+
+def plan_round(
+    client_ids: np.ndarray | Sequence[int],
+    train: Packed,
+    work: LocalWork,
+    *,
+    seed: int,
+    round: int,
+    execution: Execution = Execution(),
+    cohort_size: int | None = None,
+) -> Cohort:
+    """Plans a single round with the population's examples, ready for `map_clients`.
+
+    Args:
+      client_ids: the clients of the cohort, without repeats.
+      train: the population.
+      work: local work per client.
+      seed: seed of the run.
+      round: number of the round.
+      execution: blocks and devices.
+      cohort_size: slots of the cohort; more than clients given leaves padding.
+    """
+    check_work(work)
+    draft = Draft(
+        np.asarray(client_ids),
+        train.offsets,
+        work,
+        seed=seed,
+        round=round,
+        execution=execution,
+    )
+    size = cohort_size or max(len(draft.client_ids), 1)
+    capacity = fit([draft], usual_capacity(train.sizes, work, execution, size))
+    cohort = draft.build(capacity, num_clients=train.num_clients)
+    examples: Any = dict(train.examples)
+    return jax.tree.map(jnp.asarray, dataclasses.replace(cohort, examples=examples))

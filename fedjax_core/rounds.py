@@ -1,0 +1,128 @@
+"""Compiles rounds: a loop over rounds inside, seeds as an axis over whole runs."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_core import random
+from fedjax_core.devices import Spec
+from fedjax_core.feed import Chunk
+from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree
+
+
+def seed_keys(seeds: Sequence[int]) -> Key:
+    """Root keys of the runs, ``[S]``."""
+    return jnp.stack([random.seed_key(seed) for seed in seeds])
+
+
+def over_seeds(f: Callable, axis: str, num_seeds: int) -> Callable:
+    """`f` over the leading axis of its arguments, in turn or side by side."""
+    if num_seeds == 1:
+
+        def single(*args):
+            out = f(*jax.tree.map(lambda x: x[0], args))
+            return jax.tree.map(lambda x: x[None], out)
+
+        return single
+    if axis == "vmap":
+        return jax.vmap(f)
+    return lambda *args: lax.map(lambda xs: f(*xs), args)
+
+
+def initial_state(
+    algorithm: Algorithm,
+    init_params: Callable[[Key], Params],
+    seeds: Sequence[int],
+    num_clients: int,
+    mesh: jax.sharding.Mesh | None,
+) -> PyTree:
+    """The algorithm's state before the first round, leaves ``[S, ...]``."""
+
+    def one(key):
+        return algorithm.init(init_params(random.stream(key, "params")), num_clients)
+
+    init = jax.jit(lambda keys: lax.map(one, keys), out_shardings=replicated(mesh))
+    return init(seed_keys(seeds))
+
+
+def replicated(mesh: jax.sharding.Mesh | None) -> Any:
+    """The sharding that copies an array to every device."""
+    return None if mesh is None else jax.sharding.NamedSharding(mesh, Spec())
+
+
+class CompiledRounds:
+    """Runs chunks of rounds, compiling once per shape of a chunk.
+
+    Attributes:
+      compilations: how often it compiled.
+      compile_seconds: how long that took.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, seeds: Sequence[int], how: Execution, axis: str
+    ):
+        self._keys = seed_keys(seeds)
+        self._examples: PyTree = None
+        self.compilations, self.compile_seconds = 0, 0.0
+        self._compiled: dict[Any, Any] = {}
+
+        def one(state, key, cohort, examples, round):
+            if cohort.examples is None:
+                cohort = dataclasses.replace(cohort, examples=examples)
+            return algorithm.round(state, cohort, random.round_key(key, round))
+
+        def chunk(state, keys, cohorts, examples, first, count):
+            def run(k, state):
+                cohort = jax.tree.map(lambda x: x[k], cohorts)
+                every = over_seeds(
+                    lambda s, key, c: one(s, key, c, examples, first + k),
+                    axis,
+                    len(seeds),
+                )
+                return every(state, keys, cohort)
+
+            def body(k, carry):
+                state, metrics = run(k, carry[0])
+                kept = jax.tree.map(lambda b, m: b.at[k].set(m), carry[1], metrics)
+                return state, kept
+
+            shapes = jax.eval_shape(lambda: run(0, state)[1])
+            rounds = cohorts.client_id.shape[0]
+            kept = jax.tree.map(
+                lambda s: jnp.zeros((rounds, *s.shape), s.dtype), shapes
+            )
+            return lax.fori_loop(0, count, body, (state, kept))
+
+        self._jit = jax.jit(chunk, donate_argnums=0, out_shardings=replicated(how.mesh))
+
+    def __call__(
+        self, state: PyTree, chunk: Chunk, examples: PyTree
+    ) -> tuple[PyTree, dict[str, np.ndarray]]:
+        """Runs a chunk; `state` is donated.
+
+        Returns:
+          The new state and metrics of its rounds, ``[rounds, S, ...]``.
+        """
+        rounds = len(chunk.client_ids)
+        args = (
+            state,
+            self._keys,
+            chunk.cohorts,
+            examples,
+            jnp.int32(chunk.first),
+            jnp.int32(rounds),
+        )
+        shapes = tuple(x.shape for x in jax.tree.leaves(chunk.cohorts))
+        if shapes not in self._compiled:
+            start = time.perf_counter()
+            self._compiled[shapes] = self._jit.lower(*args).compile()
+            self.compile_seconds += time.perf_counter() - start
+            self.compilations += 1
+        state, metrics = self._compiled[shapes](*args)
+        return state, {k: np.asarray(v)[:rounds] for k, v in metrics.items()}

@@ -1,0 +1,202 @@
+"""A run directory: what ran, what it measured, and where to go on after a kill.
+
+::
+
+  config.json      everything that decides the numbers
+  versions.json    python, jax and package versions, devices
+  metrics.csv      one row per round and seed
+  evaluations.csv  one row per evaluated round and seed
+  excluded.csv     one row per client and round whose update was not finite
+  client_metrics.npz  the latest evaluation per client, [S, N] each
+  checkpoints/     the algorithm's state (orbax)
+
+Files are replaced atomically or appended to before the checkpoint that covers them, so
+a kill at any moment leaves a directory that can be resumed.
+"""
+
+import csv
+import dataclasses
+import importlib.metadata
+import io
+import json
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from fedjax_core.types import PyTree
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON values for configs: dataclasses by field, arrays as lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)
+        }
+        return {"type": type(value).__qualname__, **fields}
+    if isinstance(value, dict):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(v) for v in value]
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return np.asarray(value).tolist()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    # A function has no value to record; its name at least tells which one it was.
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def versions() -> dict[str, str]:
+    """What a run's numbers may depend on besides its config."""
+    packages = ("fedjax_core", "jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "devices": ", ".join(
+            f"{jax.devices().count(d)} x {d.device_kind}" for d in jax.devices()[:1]
+        ),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+class RunDir:
+    """Opens or creates a run directory.
+
+    Args:
+      path: the directory.
+      config: what decides the numbers, see `to_json`. ``config["rounds"]`` may grow
+        from one run to the next.
+      resume: continue what is there; without it the directory must be new or empty.
+
+    Raises:
+      FileExistsError: the directory holds something and `resume` is False.
+      ValueError: the directory was written with another config; the message names the
+        first difference.
+    """
+
+    def __init__(self, path: str | os.PathLike, config: dict[str, Any], resume: bool):
+        self.path = Path(path).absolute()
+        self._writes = jax.process_index() == 0
+        config = json.loads(json.dumps(to_json(config)))
+        old = self.path / "config.json"
+        if self.path.exists() and any(self.path.iterdir()):
+            if not resume:
+                raise FileExistsError(
+                    f"run_dir {str(path)!r} is not empty; pass resume=True to continue "
+                    f"it, or name a new directory."
+                )
+            if old.exists():
+                _check_same(json.loads(old.read_text()), config)
+        if self._writes:
+            self.path.mkdir(parents=True, exist_ok=True)
+            _replace(old, json.dumps(config, indent=2) + "\n")
+            _replace(
+                self.path / "versions.json", json.dumps(versions(), indent=2) + "\n"
+            )
+        self._checkpoints = ocp.CheckpointManager(
+            self.path / "checkpoints",
+            options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
+        )
+
+    @property
+    def round(self) -> int:
+        """Rounds that the latest checkpoint covers; 0 without one."""
+        return self._checkpoints.latest_step() or 0
+
+    def restore(self, like: PyTree) -> PyTree:
+        """The latest checkpoint, as arrays like those of `like`."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        return self._checkpoints.restore(
+            self.round, args=ocp.args.StandardRestore(abstract)
+        )
+
+    def save(self, round: int, tree: PyTree) -> None:
+        """Writes a checkpoint after `round` rounds and waits until it is complete."""
+        self._checkpoints.save(round, args=ocp.args.StandardSave(tree))
+        self._checkpoints.wait_until_finished()
+
+    def append(self, table: str, rows: list[dict[str, Any]]) -> None:
+        """Adds rows, all with the same columns and with a "round", to a table."""
+        if self._writes and rows:
+            path = self.path / f"{table}.csv"
+            if not path.exists():
+                _replace(path, _csv_text([], rows[0]))
+            _append(path, _csv_text(rows))
+
+    def rewind(self, table: str) -> list[dict[str, str]]:
+        """Drops what the latest checkpoint does not cover and returns the rest."""
+        path = self.path / f"{table}.csv"
+        if not path.exists():
+            return []
+        reader = csv.DictReader(io.StringIO(path.read_text()))
+        # A torn last line belongs to a round after the checkpoint.
+        rows = [row for row in reader if _covered(row["round"], self.round)]
+        if self._writes:
+            _replace(path, _csv_text(rows, reader.fieldnames))
+        return rows
+
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        """Replaces ``name.npz``."""
+        if self._writes and arrays:
+            out = io.BytesIO()
+            np.savez(out, **arrays)  # type: ignore[arg-type]
+            _replace(self.path / f"{name}.npz", out.getvalue())
+
+    def read_arrays(self, name: str) -> dict[str, np.ndarray]:
+        """What `write_arrays` wrote last, or nothing."""
+        path = self.path / f"{name}.npz"
+        if not path.exists():
+            return {}
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+    def close(self) -> None:
+        """Releases the checkpoint manager."""
+        self._checkpoints.close()
+
+
+def _check_same(old: Any, new: Any, where: str = "") -> None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in {**old, **new}:
+            if (where, name) != ("", "rounds"):
+                _check_same(old.get(name), new.get(name), f"{where}.{name}".lstrip("."))
+    elif old != new:
+        raise ValueError(
+            f"the run directory was written with {where} = {old!r}, got {new!r}; "
+            f"resume with the same settings or name a new directory."
+        )
+
+
+def _covered(text: str | None, last: int) -> bool:
+    return bool(text) and text.isdigit() and int(text) <= last
+
+
+def _csv_text(rows: list[dict[str, Any]], header: Iterable[str] | None = None) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(header or rows[0]), lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _replace(path: Path, content: str | bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    _write(temporary, "wb", content)
+    os.replace(temporary, path)
+
+
+def _append(path: Path, text: str) -> None:
+    _write(path, "ab", text)
+
+
+def _write(path: Path, mode: str, content: str | bytes) -> None:
+    with open(path, mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,376 @@
+"""Runs a federated algorithm: rounds, evaluation, recording, resuming.
+
+Rounds between two evaluations are one compiled loop; seeds are an axis over whole runs.
+"""
+
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+
+from fedjax_core import check
+from fedjax_core.client_store import HostStore
+from fedjax_core.data import FederatedData
+from fedjax_core.devices import client_mesh, ship
+from fedjax_core.evaluate import Evaluator
+from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed
+from fedjax_core.history import History
+from fedjax_core.model import Model
+from fedjax_core.participation import Participation, Uniform
+from fedjax_core.plan import check_work
+from fedjax_core.progress import RoundsBar
+from fedjax_core.result import Exclusion, Result
+from fedjax_core.rounds import CompiledRounds, initial_state
+from fedjax_core.run_dir import RunDir
+from fedjax_core.types import Algorithm, Execution, Params, PyTree
+
+_LOG = logging.getLogger("fedjax_core")
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """A round had an update with a NaN or an infinity that could not be passed over.
+
+    Attributes:
+      result: the run up to the last recorded round before the error.
+    """
+
+    result: Result
+
+
+class Report(NamedTuple):
+    """What a callback sees after some rounds.
+
+    Attributes:
+      round: rounds completed.
+      train: name -> ``[S, k]``, metrics of the last k rounds.
+      evaluation: name -> ``[S]``; empty when nothing was evaluated.
+      state: the algorithm's state, leaves ``[S, ...]``.
+    """
+
+    round: int
+    train: dict[str, np.ndarray]
+    evaluation: dict[str, np.ndarray]
+    state: Any
+
+
+def simulate(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model,
+    *,
+    rounds: int,
+    cohort_size: int | None = None,
+    participation: Participation | None = None,
+    seeds: int | Sequence[int] = 0,
+    params: Params | None = None,
+    eval_every: int | None = None,
+    eval_splits: Sequence[str] = ("test",),
+    strict: bool = False,
+    callbacks: Sequence[Callable[[Report], bool | None]] = (),
+    progress: bool = True,
+    run_dir: str | os.PathLike | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    execution: Execution | None = None,
+    feed: str = "device",
+    client_store: str = "device",
+    seeds_axis: str = "auto",
+) -> Result:
+    """Simulates `rounds` rounds of `algorithm` for every seed.
+
+    Args:
+      algorithm: what a round does.
+      data: the population. Clients train on ``data.train``.
+      model: initial parameters and what to measure. The loss is the algorithm's.
+      rounds: rounds to run.
+      cohort_size: clients per round, drawn uniformly without replacement.
+      participation: how cohorts are drawn, instead of `cohort_size`.
+      seeds: one int or several. A seed decides the initial parameters, the cohorts, the
+        order of examples and all noise. Several seeds share one compilation.
+      params: initial parameters for every seed, instead of ``model.init``.
+      eval_every: rounds between evaluations; by default about ten in all. The last
+        round is always evaluated.
+      eval_splits: splits of `data` to evaluate on, those that it has.
+      strict: raise where a client's update is not finite instead of leaving the client
+        out of the round.
+      callbacks: called with a `Report` after every evaluation; one that returns True
+        ends the run.
+      progress: show a progress bar.
+      run_dir: directory to record the run in.
+      resume: continue what `run_dir` holds, to the bits the uninterrupted run has. A
+        finished run returns at once.
+      checkpoint_every: rounds between checkpoints, by default `eval_every`.
+      execution: how cohorts run, by default decided from the devices.
+      feed: "device" keeps the population's examples on the devices; "host" ships those
+        of each cohort, for populations that do not fit. Same results.
+      client_store: where client state ``[N, ...]`` lives, "device" or "host".
+      seeds_axis: "map" runs seeds one after the other inside the compiled round, "vmap"
+        side by side; "auto" picks by device.
+
+    Returns:
+      A `Result`.
+
+    Raises:
+      ValueError, TypeError: an argument is out of range; the message says which.
+      EmptyCohortError: the clients drawn have nothing to train on.
+      NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
+        round was not.
+    """
+    seeds = (seeds,) if isinstance(seeds, (int, np.integer)) else tuple(seeds)
+    eval_every = eval_every or max(1, rounds // 10)
+    checkpoint_every = checkpoint_every or eval_every
+    _check(seeds, rounds, eval_every, checkpoint_every, cohort_size, participation)
+    check.one_of(("device", "host"), feed=feed, client_store=client_store)
+    check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
+    check_work(algorithm.work)
+    if resume and run_dir is None:
+        raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
+    participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
+    execution = execution or Execution(mesh=client_mesh())
+    mesh = execution.mesh
+
+    state, store = _initial(algorithm, model, params, data, seeds, mesh, client_store)
+    history = History(seeds, data.client_ids)
+    recorder = None
+    if run_dir is not None:
+        config = {
+            "algorithm": {"name": algorithm.name, "config": algorithm.config},
+            "rounds": rounds,
+            "participation": participation,
+            "seeds": seeds,
+            "eval_every": eval_every,
+            "eval_splits": tuple(eval_splits),
+            "data": _fingerprint(data),
+        }
+        recorder = RunDir(run_dir, config, resume)
+        if recorder.round:
+            state = _restore(recorder, history, state, store)
+    if history.rounds >= rounds:
+        return history.result(state, run_dir=recorder and recorder.path)
+
+    plan_feed = (HostFeed if feed == "host" else ResidentFeed)(
+        train=data.train,
+        work=algorithm.work,
+        participation=participation,
+        seeds=seeds,
+        execution=execution,
+        slot_state=store is not None,
+    )
+    examples = None
+    if isinstance(plan_feed, ResidentFeed):
+        examples = plan_feed.examples()
+        if store is None:
+            size = _num_parameters(state.params) // len(seeds)
+            plan_feed = plan_feed.with_chunks_for(size)
+    run = CompiledRounds(algorithm, seeds, execution, _seeds_axis(seeds_axis))
+    evaluate = _evaluation(model, data, eval_splits, mesh)
+    spans = _spans(
+        history.rounds, rounds, (eval_every, checkpoint_every), plan_feed.max_rounds
+    )
+    seconds = 0.0
+
+    def result() -> Result:
+        return history.result(
+            state,
+            seconds=seconds,
+            timed_rounds=history.rounds - started,
+            compilations=run.compilations,
+            compile_seconds=run.compile_seconds,
+            run_dir=recorder and recorder.path,
+        )
+
+    started = history.rounds
+    with RoundsBar(started, rounds, enabled=progress) as bar:
+        for chunk in Prefetch(plan_feed, spans):
+            clock = time.perf_counter() - run.compile_seconds
+            if store is not None:
+                state = state._replace(clients=ship(store.gather(chunk), mesh))
+            state, metrics = run(state, chunk, examples)
+            if store is not None:
+                store.scatter(chunk, state.clients)
+            seconds += time.perf_counter() - run.compile_seconds - clock
+
+            excluded = history.add_rounds(chunk, metrics)
+            done = history.rounds
+            for e in excluded:
+                _LOG.warning(
+                    "round %d, seed %d: client %s excluded, its %s is not finite",
+                    *e,
+                )
+            if excluded:
+                _refuse(metrics, excluded, strict, result)
+            values = {}
+            if done % eval_every == 0 or done == rounds:
+                values, per_client = evaluate(state.params)
+                history.add_evaluation(values, per_client)
+            if recorder:
+                history.save(recorder)
+            train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
+            stop = [f(Report(done, train, values, state)) for f in callbacks]
+            last = done == rounds or any(stop)
+            if recorder and (done % checkpoint_every == 0 or last):
+                recorder.save(done, _snapshot(state, store))
+            bar.update(
+                done,
+                (done - started) / seconds,
+                **{k: v[:, -1] for k, v in train.items() if k == "train_loss"},
+                **{k: v for k, v in values.items() if not k.endswith(_PER_CLIENT)},
+            )
+            if any(stop):
+                break
+    if recorder:
+        recorder.close()
+    if store is not None:
+        state = state._replace(clients=store.rows)
+    return result()
+
+
+_PER_CLIENT = ("_client_mean", "_client_p10")
+
+
+def _check(seeds, rounds, eval_every, checkpoint_every, cohort_size, participation):
+    check.positive_int(
+        rounds=rounds, eval_every=eval_every, checkpoint_every=checkpoint_every
+    )
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds must be one or more distinct ints, got {seeds!r}.")
+    for seed in seeds:
+        if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+            raise ValueError(f"seeds must be ints in [0, 2**32), got {seed!r}.")
+    if (cohort_size is None) == (participation is None):
+        raise ValueError(
+            "exactly one of cohort_size and participation must be given, got "
+            f"cohort_size={cohort_size!r} and participation={participation!r}."
+        )
+
+
+def _seeds_axis(choice: str) -> str:
+    if choice == "auto":
+        return "map" if jax.default_backend() == "cpu" else "vmap"
+    return choice
+
+
+def _initial(
+    algorithm, model, params, data, seeds, mesh, client_store
+) -> tuple[Any, HostStore | None]:
+    """The first state, and the store of client states when they live on the host."""
+
+    def init_params(key):
+        return model.init(key) if params is None else params
+
+    num_clients = data.num_clients
+    on_host = client_store == "host"
+    state = initial_state(
+        algorithm, init_params, seeds, 2 if on_host else num_clients, mesh
+    )
+    if not on_host or not jax.tree.leaves(getattr(state, "clients", ())):
+        return state, None
+    first = jax.tree.map(lambda x: np.asarray(x[:, 0]), state.clients)
+    second = jax.tree.map(lambda x: np.asarray(x[:, 1]), state.clients)
+    same = jax.tree.map(np.array_equal, first, second)
+    if not all(jax.tree.leaves(same)):
+        raise ValueError(
+            f"client_store='host' needs client states that start out equal; "
+            f"{algorithm.name}.init gives clients different ones."
+        )
+    return state._replace(clients=()), HostStore(first, num_clients)
+
+
+def _evaluation(
+    model: Model, data: FederatedData, splits: Sequence[str], mesh: Any
+) -> Callable[[Params], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """Compiles evaluation on every split there is: ``[S]`` and ``[S, N]`` values."""
+    evaluators = {
+        name: Evaluator(model.metrics, data.splits[name], mesh)
+        for name in splits
+        if name in data.splits and data.splits[name].num_examples
+    }
+    examples = {name: e.data for name, e in evaluators.items()}
+
+    @jax.jit
+    def run(params, examples):
+        def one(params):
+            scalars, per_client = {}, {}
+            for name, evaluator in evaluators.items():
+                out = evaluator(params, examples[name])
+                scalars |= out.named(name)
+                per_client |= {f"{name}_{k}": v for k, v in out.per_client.items()}
+            return scalars, per_client
+
+        return lax.map(one, params)
+
+    return lambda params: jax.tree.map(np.asarray, run(params, examples))
+
+
+def _spans(
+    start: int, rounds: int, marks: tuple[int, ...], longest: int
+) -> Iterator[tuple[int, int]]:
+    """Cuts rounds into chunks (first, count) that end at multiples of `marks`."""
+    while start < rounds:
+        ends = [start - start % mark + mark for mark in marks]
+        count = min(*ends, rounds, start + longest) - start
+        yield start, count
+        start += count
+
+
+def _refuse(
+    metrics: dict[str, np.ndarray],
+    excluded: list[Exclusion],
+    strict: bool,
+    result: Callable[[], Result],
+) -> None:
+    """Raises where excluded clients can't be passed over."""
+    nobody = (metrics["num_clients"] == 0) & (metrics["excluded_clients"] > 0)
+    if not strict and not nobody.any():
+        return
+    e = excluded[0]
+    where = f"round {e.round}, seed {e.seed}"
+    if strict:
+        message = f"{where}: the {e.stage} of client {e.client_id} is not finite."
+    else:
+        message = (
+            f"every update of a cohort was excluded because it was not finite; first "
+            f"at {where}: the {e.stage} of client {e.client_id}."
+        )
+    error = NonFiniteUpdateError(message)
+    error.result = result()
+    raise error
+
+
+def _snapshot(state: Any, store: HostStore | None) -> PyTree:
+    """What a checkpoint holds; with a host store, all clients' rows."""
+    if store is None:
+        return {"state": state}
+    return {"state": state._replace(clients=()), "rows": store.rows}
+
+
+def _restore(recorder: RunDir, history: History, state: Any, store: Any) -> Any:
+    history.load(recorder)
+    tree = recorder.restore(_snapshot(state, store))
+    if store is not None:
+        store.rows = tree["rows"]
+    return tree["state"]
+
+
+def _num_parameters(params: Params) -> int:
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def _fingerprint(data: FederatedData) -> dict[str, Any]:
+    """Enough to notice that a resumed run was given other data."""
+    train = data.train
+    crc = zlib.crc32(train.offsets.tobytes())
+    for array in train.examples.values():
+        for part in (array[:1000], array[-1000:]):
+            crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
+    return {
+        "clients": train.num_clients,
+        "examples": train.num_examples,
+        "checksum": f"{crc:08x}",
+    }

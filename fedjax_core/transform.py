@@ -1,0 +1,144 @@
+"""Transforms of one client's update: pure pairs that chain, in the style of optax.
+
+A transform sees a `Message`, the update on its way to the server together with what
+sending it costs. It runs where the client finishes, inside the same compiled program.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core import check
+from fedjax_core.map import all_finite
+from fedjax_core.metrics import Sum
+from fedjax_core.types import ClientProgram, Key, PyTree
+
+
+class Message(NamedTuple):
+    """An update and its size.
+
+    Attributes:
+      update: the pytree the server will receive.
+      bits: ``[]`` float32, what one client sends, side information included.
+    """
+
+    update: PyTree
+    bits: jax.Array
+
+
+class Transform(NamedTuple):
+    """A transform of a client's message.
+
+    Attributes:
+      init: ``(update) -> state``, what ONE client keeps between rounds (a residual,
+        say), or ``()``.
+      apply: ``(message, state, key) -> (message, state)``. It sets ``message.bits``
+        when it changes what is sent.
+      norm_bound: given a bound on the L2 norm of what comes in, the bound on what goes
+        out: the sensitivity of the cohort's sum to one client.
+    """
+
+    init: Callable[[PyTree], PyTree]
+    apply: Callable[[Message, PyTree, Key], tuple[Message, PyTree]]
+    norm_bound: Callable[[float], float]
+
+
+def stateless(
+    apply: Callable[[Message, Key], Message],
+    norm_bound: Callable[[float], float] = lambda bound: bound,
+) -> Transform:
+    """A transform that keeps nothing between rounds."""
+    return Transform(
+        lambda update: (),
+        lambda message, state, key: (apply(message, key), state),
+        norm_bound,
+    )
+
+
+def identity() -> Transform:
+    """Sends the update as it is."""
+    return stateless(lambda message, key: message)
+
+
+def chain(*transforms: Transform) -> Transform:
+    """Applies transforms from left to right; sensitivities compose in that order."""
+
+    def init(update):
+        return tuple(t.init(update) for t in transforms)
+
+    def apply(message, state, key):
+        new = []
+        for i, (t, s) in enumerate(zip(transforms, state, strict=True)):
+            message, s = t.apply(message, s, jax.random.fold_in(key, i))
+            new.append(s)
+        return message, tuple(new)
+
+    def norm_bound(bound):
+        for t in transforms:
+            bound = t.norm_bound(bound)
+        return bound
+
+    return Transform(init, apply, norm_bound)
+
+
+def dense_bits(update: PyTree) -> float:
+    """Bits of an update sent as it is: every coordinate in its own dtype."""
+    return float(sum(x.size * x.dtype.itemsize * 8 for x in jax.tree.leaves(update)))
+
+
+def with_transform(program: ClientProgram, transform: Transform) -> ClientProgram:
+    """The program with its update transformed before it leaves the client.
+
+    The client state becomes the pair (state of `program`, state of `transform`).
+    Metrics gain "uplink_bytes", the bytes that the cohort's valid clients send.
+    """
+
+    def init(shared, client_state, key):
+        return program.init(shared, client_state[0], key)
+
+    def finish(shared, carry, client_state, key):
+        inner, kept = client_state
+        update, inner, metrics = program.finish(shared, carry, inner, key)
+        message = Message(update, jnp.float32(dense_bits(update)))
+        sent, kept = transform.apply(message, kept, jax.random.fold_in(key, 1))
+        before, after = all_finite((update, inner)), all_finite((sent.update, kept))
+        failure = jnp.where(before, jnp.where(after, 0, 2), 1)
+        metrics = metrics | {"uplink_bytes": Sum(sent.bits / 8), "failure": failure}
+        return sent.update, (inner, kept), metrics
+
+    bound = transform.norm_bound(program.norm_bound)
+    return ClientProgram(init, program.step, finish, bound)
+
+
+def flat_norm(update: PyTree) -> jax.Array:
+    """The L2 norm over all coordinates of all leaves, in float32; ``[]``."""
+    squares = [
+        jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(update)
+    ]
+    return jnp.sqrt(sum(squares, jnp.float32(0)))
+
+
+def clip(clip_norm: float) -> Transform:
+    r"""Flat clipping: :math:`u \min(1, C / \lVert u \rVert_2)`.
+
+    Guarantees :math:`\lVert u \rVert_2 \le C` over all leaves together, up to the
+    rounding of the update's dtype.
+
+    References:
+      McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
+      2018, section 2.
+    """
+    check.positive(clip_norm=clip_norm)
+
+    def apply(message: Message, key: Key) -> Message:
+        del key
+        norm = flat_norm(message.update)
+        scale = clip_norm / jnp.maximum(norm, clip_norm)
+        clipped = jax.tree.map(
+            lambda u: (u.astype(jnp.float32) * scale).astype(u.dtype), message.update
+        )
+        return message._replace(update=clipped)
+
+    return stateless(apply, lambda bound: min(bound, clip_norm))

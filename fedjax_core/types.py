@@ -1,0 +1,162 @@
+"""The contracts: what one client does, what a round is, what an algorithm is."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+PyTree = Any
+Params = PyTree
+Key = jax.Array
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+LossFn = Callable[[Params, Batch, Key], jax.Array]
+"""``loss_fn(params, batch, key)``: per-example losses, ``[B]``.
+
+The engine averages them over ``batch["example_mask"]``, so padding can't leak into a
+mean. A masked row holds a copy of a real row of the same client.
+"""
+
+
+class ClientProgram(NamedTuple):
+    """What ONE client does in a round; no client axis appears anywhere in it.
+
+    Attributes:
+      init: ``(shared, client_state, key) -> carry``. `shared` is what the server
+        broadcasts; `client_state` is the client's row of the state ``[N, ...]``.
+      step: ``(shared, carry, batch, key) -> carry``, once per local step. Leaves of
+        `batch` are ``[B, ...]``; ``batch["example_mask"]`` is bool ``[B]``. The key is
+        the client's key folded with the step's index.
+      finish: ``(shared, carry, client_state, key) -> (update, client_state, metrics)``.
+        Values of `metrics` are `Mean` or `Sum` (see `fedjax_core.metrics`); an entry
+        "failure", int32, may say at which of `fedjax_core.map.STAGES` the update broke.
+      norm_bound: an upper bound on the L2 norm of any `update`, infinite when nothing
+        bounds it. Noise is calibrated to it, see `fedjax_core.privacy`.
+    """
+
+    init: Callable[[PyTree, PyTree, Key], PyTree]
+    step: Callable[[PyTree, PyTree, Batch, Key], PyTree]
+    finish: Callable[[PyTree, PyTree, PyTree, Key], tuple[PyTree, PyTree, Metrics]]
+    norm_bound: float = float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a cohort runs. It changes speed and memory, never the result.
+
+    Attributes:
+      block_size: L, clients that run side by side under `vmap`; 1 means no client
+        axis at all inside a device.
+      mesh: device mesh with an axis ``clients``, or None for one device.
+      steps_per_check: local steps between two looks at a block's step count. 1 wastes
+        no step; larger values spare an accelerator the synchronisation that a
+        data-dependent loop costs there.
+      max_steps: when positive, blocks run that many masked steps in loops of fixed
+        length, which makes the round reverse-mode differentiable.
+    """
+
+    block_size: int = 1
+    mesh: jax.sharding.Mesh | None = None
+    steps_per_check: int = 1
+    max_steps: int = 0
+
+    @property
+    def num_devices(self) -> int:
+        """Devices along the mesh axis ``clients``."""
+        return 1 if self.mesh is None else self.mesh.shape["clients"]
+
+
+class Queue(NamedTuple):
+    """The clients of a round as every device meets them.
+
+    D devices hold M blocks of L clients. Capacities (M, R) are rounded up so that
+    rounds of any sizes share one compiled program; `blocks` says how many are in use.
+    """
+
+    slot: jax.Array  # [D, M, L] int32, position in the cohort; C marks padding
+    row_start: jax.Array  # [D, M, L] int32, the client's first row in `rows`
+    rows: jax.Array  # [D, R, B] int32, examples of one local step; -1 marks padding
+    blocks: jax.Array  # [D] int32, blocks in use
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cohort:
+    """The clients of one round, their data and how they are scheduled: a pytree.
+
+    Attributes:
+      client_id: ``[C]`` int32, rows of the population; -1 marks padding.
+      num_examples: ``[C]`` int32.
+      num_steps: ``[C]`` int32, local steps of the round; 0 for a client that has
+        nothing to train on and so takes no part.
+      state_row: ``[C]`` int32, the client's row in the state ``[N, ...]``, past its
+        end for padding.
+      num_clients: ``[]`` int32, N, the size of the population.
+      position: ``[C]`` int32, where a slot sits in the flattened ``[D * M * L]``.
+      queue: the schedule, see `Queue`.
+      examples: leaves ``[n, ...]`` that `queue.rows` points into (with a leading
+        device axis when `sharded_examples`).
+      execution: static; see `Execution`.
+      sharded_examples: static; every device holds the examples of its own clients.
+    """
+
+    client_id: jax.Array
+    num_examples: jax.Array
+    num_steps: jax.Array
+    state_row: jax.Array
+    num_clients: jax.Array
+    position: jax.Array
+    queue: Queue
+    examples: Mapping[str, jax.Array] | None
+    execution: Execution = dataclasses.field(metadata={"static": True})
+    sharded_examples: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def client_mask(self) -> jax.Array:
+        """``[C]`` bool: real clients that have something to train on."""
+        return self.num_steps > 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalWork:
+    """How much a client trains in a round.
+
+    A client walks through its examples in reshuffled epochs of ``ceil(n / batch_size)``
+    batches; the last batch of an epoch is short and masked.
+
+    Attributes:
+      batch_size: B, examples per local step.
+      epochs: passes over the client's examples; ignored when `steps` is given.
+      steps: local steps, the same for every client; the walk stops in mid-epoch.
+      drop_remainder: leave out an epoch's short batch. A client with fewer than B
+        examples then has no step and takes no part in the round.
+    """
+
+    batch_size: int
+    epochs: int = 1
+    steps: int | None = None
+    drop_remainder: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """A federated method: pure functions and the local work they expect.
+
+    Attributes:
+      name: for tables and run directories.
+      config: the frozen dataclass it was built from, recorded with every run.
+      work: local work per client and round.
+      init: ``(params, num_clients) -> state``. The state is a `NamedTuple` with a field
+        `params`, the model to evaluate. What must survive for each client is its
+        field `clients`, with leaves ``[N, ...]`` whose rows start out equal.
+      round: ``(state, cohort, key) -> (state, metrics)``, jit- and vmap-able. Metrics
+        are a flat dict: scalars, or one value per client, ``[C]``.
+    """
+
+    name: str
+    config: Any
+    work: LocalWork
+    init: Callable[[Params, int], Any]
+    round: Callable[[Any, Cohort, Key], tuple[Any, Metrics]]
