@@ -285,7 +285,7 @@ def plan_round(
     *,
     seed: int,
     round: int,
-    execution: Execution = Execution(),
+    execution: Execution | None = None,
     cohort_size: int | None = None,
 ) -> Cohort:
     """Plans a single round with the population's examples, ready for `map_clients`.
@@ -296,10 +296,11 @@ def plan_round(
       work: local work per client.
       seed: seed of the run.
       round: number of the round.
-      execution: blocks and devices.
+      execution: blocks and devices, by default one device and blocks of one.
       cohort_size: slots of the cohort; more than clients given leaves padding.
     """
     check_work(work)
+    execution = execution or Execution()
     draft = Draft(
         np.asarray(client_ids),
         train.offsets,

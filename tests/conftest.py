@@ -1,0 +1,16 @@
+"""Eight host devices, strict promotion, and the function fixtures tests share."""
+
+import jax
+import pytest
+
+from fedjax_core import use_host_devices
+
+# Before anything touches jax. Tests that want one device pass an Execution without mesh.
+use_host_devices(8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(params=["eager", "jit"])
+def run(request):
+    """The function as it is, or compiled: both must give the same numbers."""
+    return jax.jit if request.param == "jit" else lambda f: f
