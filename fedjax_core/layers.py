@@ -115,7 +115,7 @@ class Conv(nn.Module):
         shape = (*self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        return conv(x, kernel, self.padding, self.lowering) + bias
+        return conv(x, kernel, self.padding, self.lowering) + bias[None, None, None]
 
 
 def _resolve(lowering: Lowering) -> Lowering:
