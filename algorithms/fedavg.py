@@ -18,7 +18,7 @@ References:
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Config:
     batch_size: int = 20
     local_epochs: int = 1
     local_steps: int | None = None
-    weights: str = "examples"
+    weights: Literal["examples", "uniform"] = "examples"
     drop_remainder: bool = False
 
     def __post_init__(self):

@@ -39,6 +39,7 @@ from fedjax_core.reduce import stack as stack
 from fedjax_core.reduce import total as total
 from fedjax_core.result import Result as Result
 from fedjax_core.robust import trimmed_mean as trimmed_mean
+from fedjax_core.run_dir import RunDirError as RunDirError
 from fedjax_core.simulate import NonFiniteUpdateError as NonFiniteUpdateError
 from fedjax_core.simulate import Report as Report
 from fedjax_core.simulate import simulate as simulate

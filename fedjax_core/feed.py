@@ -15,12 +15,14 @@ import numpy as np
 
 from fedjax_core.data import Packed
 from fedjax_core.devices import Spec, ship
+from fedjax_core.execution import round_operations
 from fedjax_core.participation import Participation
 from fedjax_core.plan import Capacity, Draft, fit, usual_capacity
 from fedjax_core.types import Cohort, Execution, LocalWork, Queue
 
 _CHUNK_OPERATIONS = 5e10
 _CHUNK_BYTES = 2**26
+_CHUNK_ROUNDS = 64
 
 
 class EmptyCohortError(ValueError):
@@ -69,11 +71,11 @@ class Feed:
         A function of the run alone, not of how fast the machine is, so that a resumed
         run sees the same chunks.
         """
-        usual, devices = self.usual(), self.execution.num_devices
-        steps = usual.rows * devices * len(self.seeds)
-        operations = 6 * steps * self.work.batch_size * num_parameters
-        plan = 4 * usual.rows * devices * self.work.batch_size * len(self.seeds)
-        rounds = min(_CHUNK_OPERATIONS // operations, _CHUNK_BYTES // plan, 64)
+        size = self.participation.expected_cohort_size(self.train.num_clients)
+        operations = round_operations(self.train, self.work, num_parameters, size)
+        plan = 4 * self.usual().rows * self.execution.num_devices * self.work.batch_size
+        rounds = min(_CHUNK_OPERATIONS / operations, _CHUNK_BYTES / plan)
+        rounds = min(rounds / len(self.seeds), _CHUNK_ROUNDS)
         return dataclasses.replace(self, max_rounds=max(1, int(rounds)))
 
     def _draft(self, seed: int, round: int) -> Draft:

@@ -78,6 +78,10 @@ class Draft:
       seed: seed of the run.
       round: number of the round; with the seed it decides the order of examples.
       execution: blocks and devices.
+
+    Raises:
+      ValueError: an id that is no client's or is there twice, or a client with more
+        local steps than ``execution.max_steps`` allows.
     """
 
     def __init__(
@@ -91,10 +95,17 @@ class Draft:
         execution: Execution,
     ):
         self.client_ids = np.asarray(client_ids, np.int64)
+        _check_ids(self.client_ids, len(offsets) - 1)
         self.offsets, self.work, self.execution = offsets, work, execution
         self.seed, self.round = seed, round
         self.sizes = offsets[self.client_ids + 1] - offsets[self.client_ids]
         self.steps = num_steps(self.sizes, work)
+        most = self.steps.max(initial=0)
+        if 0 < execution.max_steps < most:
+            raise ValueError(
+                f"execution.max_steps must be at least {most}, the local steps of the "
+                f"cohort's longest client, got {execution.max_steps}."
+            )
         self._deal()
 
     def _deal(self) -> None:
@@ -234,6 +245,18 @@ class Draft:
             examples=None,
             execution=self.execution,
         )
+
+
+def _check_ids(ids: np.ndarray, num_clients: int) -> None:
+    outside = ids[(ids < 0) | (ids >= num_clients)]
+    if outside.size:
+        raise ValueError(
+            f"client_ids must be in 0..{num_clients - 1}, got {outside[0]}."
+        )
+    ids = np.sort(ids)
+    again = ids[1:][ids[1:] == ids[:-1]]
+    if again.size:
+        raise ValueError(f"client_ids must be distinct, got {again[0]} twice.")
 
 
 def _sort_within(group: np.ndarray, draw: np.ndarray) -> np.ndarray:

@@ -57,11 +57,13 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "devices": ", ".join(
-            f"{jax.devices().count(d)} x {d.device_kind}" for d in jax.devices()[:1]
-        ),
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         **{name: importlib.metadata.version(name) for name in packages},
     }
+
+
+class RunDirError(ValueError):
+    """A run directory can't be used for this run."""
 
 
 class RunDir:
@@ -69,14 +71,13 @@ class RunDir:
 
     Args:
       path: the directory.
-      config: what decides the numbers, see `to_json`. ``config["rounds"]`` may grow
-        from one run to the next.
+      config: what decides the numbers, see `to_json`. An entry named "rounds" may
+        differ from one run to the next.
       resume: continue what is there; without it the directory must be new or empty.
 
     Raises:
-      FileExistsError: the directory holds something and `resume` is False.
-      ValueError: the directory was written with another config; the message names the
-        first difference.
+      RunDirError: the directory holds something and `resume` is False, or it was
+        written with another config; the message names the first difference.
     """
 
     def __init__(self, path: str | os.PathLike, config: dict[str, Any], resume: bool):
@@ -86,12 +87,12 @@ class RunDir:
         old = self.path / "config.json"
         if self.path.exists() and any(self.path.iterdir()):
             if not resume:
-                raise FileExistsError(
+                raise RunDirError(
                     f"run_dir {str(path)!r} is not empty; pass resume=True to continue "
                     f"it, or name a new directory."
                 )
             if old.exists():
-                _check_same(json.loads(old.read_text()), config)
+                _check_same(path, json.loads(old.read_text()), config)
         if self._writes:
             self.path.mkdir(parents=True, exist_ok=True)
             _replace(old, json.dumps(config, indent=2) + "\n")
@@ -160,15 +161,16 @@ class RunDir:
         self._checkpoints.close()
 
 
-def _check_same(old: Any, new: Any, where: str = "") -> None:
+def _check_same(path: Any, old: Any, new: Any, where: str = "") -> None:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in {**old, **new}:
-            if (where, name) != ("", "rounds"):
-                _check_same(old.get(name), new.get(name), f"{where}.{name}".lstrip("."))
+            if name != "rounds":
+                inside = f"{where}.{name}".lstrip(".")
+                _check_same(path, old.get(name), new.get(name), inside)
     elif old != new:
-        raise ValueError(
-            f"the run directory was written with {where} = {old!r}, got {new!r}; "
-            f"resume with the same settings or name a new directory."
+        raise RunDirError(
+            f"{path} was written with {where} = {old!r}, got {new!r}; resume with the "
+            f"same settings or name a new directory."
         )
 
 

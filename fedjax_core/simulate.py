@@ -17,8 +17,9 @@ from jax import lax
 from fedjax_core import check
 from fedjax_core.client_store import HostStore
 from fedjax_core.data import FederatedData
-from fedjax_core.devices import client_mesh, ship
+from fedjax_core.devices import ship
 from fedjax_core.evaluate import Evaluator
+from fedjax_core.execution import choose_execution, num_parameters
 from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed
 from fedjax_core.history import History
 from fedjax_core.model import Model
@@ -27,7 +28,7 @@ from fedjax_core.plan import check_work
 from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Exclusion, Result
 from fedjax_core.rounds import CompiledRounds, initial_state
-from fedjax_core.run_dir import RunDir
+from fedjax_core.run_dir import RunDir, RunDirError
 from fedjax_core.types import Algorithm, Execution, Params, PyTree
 
 _LOG = logging.getLogger("fedjax_core")
@@ -77,6 +78,7 @@ def simulate(
     run_dir: str | os.PathLike | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
+    record: Any = None,
     execution: Execution | None = None,
     feed: str = "device",
     client_store: str = "device",
@@ -94,7 +96,7 @@ def simulate(
       seeds: one int or several. A seed decides the initial parameters, the cohorts, the
         order of examples and all noise. Several seeds share one compilation.
       params: initial parameters for every seed, instead of ``model.init``.
-      eval_every: rounds between evaluations; by default about ten in all. The last
+      eval_every: rounds between evaluations; by default about twenty in all. The last
         round is always evaluated.
       eval_splits: splits of `data` to evaluate on, those that it has.
       strict: raise where a client's update is not finite instead of leaving the client
@@ -106,6 +108,8 @@ def simulate(
       resume: continue what `run_dir` holds, to the bits the uninterrupted run has. A
         finished run returns at once.
       checkpoint_every: rounds between checkpoints, by default `eval_every`.
+      record: whatever else decides the numbers, a dataclass say: written to the run
+        directory and compared when resuming.
       execution: how cohorts run, by default decided from the devices.
       feed: "device" keeps the population's examples on the devices; "host" ships those
         of each cohort, for populations that do not fit. Same results.
@@ -119,11 +123,12 @@ def simulate(
     Raises:
       ValueError, TypeError: an argument is out of range; the message says which.
       EmptyCohortError: the clients drawn have nothing to train on.
+      RunDirError: `run_dir` holds another run, or a longer one.
       NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
         round was not.
     """
     seeds = (seeds,) if isinstance(seeds, (int, np.integer)) else tuple(seeds)
-    eval_every = eval_every or max(1, rounds // 10)
+    eval_every = eval_every or max(1, rounds // 20)
     checkpoint_every = checkpoint_every or eval_every
     _check(seeds, rounds, eval_every, checkpoint_every, cohort_size, participation)
     check.one_of(("device", "host"), feed=feed, client_store=client_store)
@@ -132,7 +137,9 @@ def simulate(
     if resume and run_dir is None:
         raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
     participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
-    execution = execution or Execution(mesh=client_mesh())
+    if execution is None:
+        size = participation.expected_cohort_size(data.num_clients)
+        execution = choose_execution(model, data.train, algorithm.work, size)
     mesh = execution.mesh
 
     state, store = _initial(algorithm, model, params, data, seeds, mesh, client_store)
@@ -147,10 +154,15 @@ def simulate(
             "eval_every": eval_every,
             "eval_splits": tuple(eval_splits),
             "data": _fingerprint(data),
+            "record": record,
         }
         recorder = RunDir(run_dir, config, resume)
         if recorder.round:
             state = _restore(recorder, history, state, store)
+        if history.rounds > rounds:
+            raise RunDirError(
+                f"{run_dir} holds {history.rounds} rounds, more than rounds={rounds}."
+            )
     if history.rounds >= rounds:
         return history.result(state, run_dir=recorder and recorder.path)
 
@@ -166,7 +178,7 @@ def simulate(
     if isinstance(plan_feed, ResidentFeed):
         examples = plan_feed.examples()
         if store is None:
-            size = _num_parameters(state.params) // len(seeds)
+            size = num_parameters(state.params) // len(seeds)
             plan_feed = plan_feed.with_chunks_for(size)
     run = CompiledRounds(algorithm, seeds, execution, _seeds_axis(seeds_axis))
     evaluate = _evaluation(model, data, eval_splits, mesh)
@@ -356,10 +368,6 @@ def _restore(recorder: RunDir, history: History, state: Any, store: Any) -> Any:
     if store is not None:
         store.rows = tree["rows"]
     return tree["state"]
-
-
-def _num_parameters(params: Params) -> int:
-    return sum(x.size for x in jax.tree.leaves(params))
 
 
 def _fingerprint(data: FederatedData) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 
 from fedjax_core import use_host_devices
 
-# Before anything touches jax. Tests that want one device pass an Execution without mesh.
+# Before anything touches jax. Tests of one device pass an Execution without mesh.
 use_host_devices(8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -68,7 +68,8 @@ def test_cross_entropy_and_accuracy_match_the_formula():
     batch.pop("example_mask")
     params = model.init(KEY)
     (dense,) = params.values()
-    logits = np.asarray(batch["x"], np.float64) @ dense["kernel"] + dense["bias"]
+    kernel, bias = np.asarray(dense["kernel"]), np.asarray(dense["bias"])
+    logits = np.asarray(batch["x"], np.float64) @ kernel + bias
     y = np.asarray(batch["y"])
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), y]
     metrics = model.metrics(params, batch)

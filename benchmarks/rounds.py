@@ -1,0 +1,104 @@
+"""Times rounds of FedAvg on W1 or W2.
+
+python benchmarks/rounds.py --workload W2
+python benchmarks/rounds.py --workload W2 --through simulate
+"""
+
+import argparse
+import time
+
+import workloads
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--workload", choices=list(workloads.COHORT), default="W2")
+parser.add_argument("--through", choices=["engine", "simulate"], default="engine")
+parser.add_argument("--rounds", type=int, default=12)
+workloads.add_execution_options(parser)
+
+
+def engine(args: argparse.Namespace) -> tuple[list[float], dict]:
+    """Plans and runs every round by hand: the least that a round can cost."""
+    import dataclasses
+
+    import jax
+
+    from fedjax_core import plan
+    from fedjax_core.devices import Spec, ship
+
+    data, algorithm = workloads.data(args.workload), workloads.algorithm(args.workload)
+    how = workloads.execution_from(args)
+    params = workloads.model(args.workload).init(jax.random.key(0))
+    usual = plan.usual_capacity(
+        data.train.sizes, algorithm.work, how, workloads.COHORT[args.workload]
+    )
+    examples = ship(dict(data.train.examples), how.mesh)
+    state = ship(algorithm.init(params, data.num_clients), how.mesh)
+    run = jax.jit(algorithm.round, donate_argnums=0)
+    seconds, steps, planning = [], [], []
+    loss = 0.0
+    for t, ids in enumerate(workloads.cohorts(args.workload, args.rounds)):
+        clock = time.perf_counter()
+        draft = plan.Draft(
+            ids, data.train.offsets, algorithm.work, seed=0, round=t, execution=how
+        )
+        cohort = draft.build(plan.fit([draft], usual), num_clients=data.num_clients)
+        planning.append(time.perf_counter() - clock)
+        whole = jax.tree.map(lambda _: Spec(), cohort)
+        spec = dataclasses.replace(
+            whole, queue=type(cohort.queue)(*[Spec("clients")] * len(cohort.queue))
+        )
+        cohort = dataclasses.replace(ship(cohort, how.mesh, spec), examples=examples)
+        state, metrics = run(state, cohort, jax.random.key(t))
+        loss = float(metrics["train_loss"])
+        seconds.append(time.perf_counter() - clock)
+        steps.append(int(draft.steps.sum()))
+    return seconds, {
+        "compilations": run._cache_size(),
+        "steps_per_round": sorted(steps)[len(steps) // 2],
+        "planning_s": round(sorted(planning)[len(planning) // 2], 4),
+        "train_loss": loss,
+    }
+
+
+def through_simulate(args: argparse.Namespace) -> tuple[list[float], dict]:
+    """The same rounds as a user runs them: metrics, callbacks, planning ahead."""
+    from fedjax_core import simulate
+
+    seconds, clock = [], time.perf_counter()
+
+    def tick(report):
+        nonlocal clock
+        now = time.perf_counter()
+        seconds.append(now - clock)
+        clock = now
+
+    result = simulate(
+        workloads.algorithm(args.workload),
+        workloads.data(args.workload),
+        workloads.model(args.workload),
+        rounds=args.rounds,
+        participation=workloads.FixedCohorts(
+            workloads.cohorts(args.workload, args.rounds)
+        ),
+        eval_every=1,
+        callbacks=[tick],
+        execution=workloads.execution_from(args),
+    )
+    loss = float(result.train["train_loss"][0, -1])
+    return seconds, {"compilations": result.compilations, "train_loss": loss}
+
+
+if __name__ == "__main__":
+    args = parser.parse_args()
+    from fedjax_core import use_host_devices
+
+    use_host_devices(args.devices)
+    seconds, extra = (engine if args.through == "engine" else through_simulate)(args)
+    workloads.report(
+        args.workload,
+        seconds,
+        through=args.through,
+        devices=args.devices,
+        block=args.block,
+        **extra,
+    )

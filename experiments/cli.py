@@ -1,0 +1,93 @@
+"""The command line: ``fedjax-core list`` and ``fedjax-core run NAME``."""
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+from fedjax_core import RunDirError, use_host_devices
+
+EXPERIMENTS = {
+    "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
+}
+"""Every experiment: a module here with `Experiment`, `PRESETS` and `main`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="fedjax-core", description="Federated-learning simulation in JAX."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("list", help="list the experiments")
+    run = commands.add_parser(
+        "run",
+        help="run an experiment",
+        description="Run an experiment; 'run NAME --help' lists its options.",
+        add_help=False,
+    )
+    run.add_argument("name", nargs="?", help="see 'fedjax-core list'")
+    args, rest = parser.parse_known_args(argv)
+    if args.command == "list":
+        if rest:
+            parser.error(f"list takes no arguments, got {' '.join(rest)}")
+        print(listing())
+        return 0
+    if args.name is None:
+        run.print_help()
+        print(f"\n{listing()}")
+        return 0 if {"-h", "--help"} & set(rest) else 2
+    if args.name not in EXPERIMENTS:
+        print(f"fedjax-core: {_unknown(args.name)}", file=sys.stderr)
+        return 2
+    return _run(args.name, rest)
+
+
+def listing() -> str:
+    """The experiments, one a line."""
+    width = max(map(len, EXPERIMENTS))
+    lines = [f"  {name:<{width}}  {about}" for name, about in EXPERIMENTS.items()]
+    return "\n".join(["experiments:", *lines])
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"no experiment {name!r}.{hint} 'fedjax-core list' shows them all."
+
+
+def _run(name: str, argv: Sequence[str]) -> int:
+    import tyro
+
+    # How to run comes first, since it decides the defaults of everything else.
+    how = argparse.ArgumentParser(prog=f"fedjax-core run {name}", add_help=False)
+    module = importlib.import_module(f"fedjax_core.experiments.{name}")
+    how.add_argument("--preset", choices=list(module.PRESETS), default="default")
+    how.add_argument("--devices", type=int, default=None)
+    chosen, rest = how.parse_known_args(argv)
+    presets = ", ".join(module.PRESETS)
+    experiment = tyro.cli(
+        module.Experiment,
+        prog=how.prog,
+        args=rest,
+        default=module.PRESETS[chosen.preset],
+        description=(
+            f"{module.__doc__}\n\nBesides the options below: --preset NAME sets their "
+            f"defaults ({presets}); --devices N splits the CPU into N devices "
+            f"(default: its cores)."
+        ),
+    )
+    if chosen.devices is not None and chosen.devices < 1:
+        how.error(f"--devices must be >= 1, got {chosen.devices}")
+    use_host_devices(chosen.devices)
+    try:
+        module.main(experiment)
+    except RunDirError as error:
+        print(f"fedjax-core: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Chooses how a cohort runs, from the devices at hand and the size of a round."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_core.data import Packed
+from fedjax_core.devices import client_mesh
+from fedjax_core.model import Model
+from fedjax_core.plan import num_steps
+from fedjax_core.types import Execution, LocalWork, Params, PyTree
+
+# Splitting a round over host devices costs a few tenths of a millisecond.
+_WORTH_SPLITTING = 3e8
+
+
+def round_operations(
+    train: Packed, work: LocalWork, num_parameters: int, cohort_size: float
+) -> float:
+    """Multiplications and additions of a round: 6 per parameter, example and visit.
+
+    Forward and backward pass of a dense model; the order of magnitude of any other.
+    """
+    steps = float(num_steps(train.sizes, work).mean()) * cohort_size
+    return 6.0 * steps * work.batch_size * num_parameters
+
+
+def client_bytes(model: Model, params: Params, train: Packed, work: LocalWork) -> int:
+    """Device memory of one client in mid-step.
+
+    Its parameters, gradient, update and delta, and twice what the backward pass of a
+    batch keeps: traced, not run.
+    """
+    batch = {
+        name: jax.ShapeDtypeStruct((work.batch_size, *x.shape[1:]), x.dtype)
+        for name, x in train.examples.items()
+    }
+    batch |= {"example_mask": jax.ShapeDtypeStruct((work.batch_size,), jnp.bool_)}
+
+    def backward(params, batch):
+        key = jax.random.key(0)
+        return jax.vjp(lambda p: model.loss(p, batch, key).sum(), params)[1]
+
+    kept = jax.eval_shape(backward, params, batch)
+    return 4 * num_bytes(params) + 2 * num_bytes(kept)
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Bytes of all arrays of a pytree."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def num_parameters(params: Params) -> int:
+    """Coordinates of all arrays of a pytree."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+
+
+def choose_execution(
+    model: Model, train: Packed, work: LocalWork, cohort_size: float
+) -> Execution:
+    """The execution that `simulate` uses unless it is given one.
+
+    On CPU every device runs one client at a time, and small rounds stay on one device.
+    On an accelerator as many clients run side by side as fit into half of the memory
+    that the population leaves free, a power of two, and the step count is looked at
+    every eighth step.
+    """
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    mesh = client_mesh()
+    if jax.default_backend() == "cpu":
+        work_per_round = round_operations(
+            train, work, num_parameters(params), cohort_size
+        )
+        small = work_per_round < _WORTH_SPLITTING and jax.process_count() == 1
+        return Execution(mesh=None if small else mesh)
+    stats = jax.local_devices()[0].memory_stats() or {}
+    free = stats.get("bytes_limit", 2**33) - stats.get("bytes_in_use", 0)
+    population = sum(x.nbytes for x in train.examples.values())
+    fit = (
+        max(free - population, free // 4) / 2 / client_bytes(model, params, train, work)
+    )
+    share = math.ceil(cohort_size / jax.device_count())
+    # The largest power of two that fits, but no larger than what covers a cohort.
+    block = 2 ** int(np.log2(max(fit, 1)))
+    block = min(block, 1 << (max(share, 1) - 1).bit_length())
+    return Execution(block_size=block, mesh=mesh, steps_per_check=8)
