@@ -87,7 +87,8 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
     def finish(shared, carry, control_i, key):
         del key
         (params, _), (carry, correction) = shared, carry
-        steps = carry.train_loss.count  # K_i
+        # K_i; padding clients take no step, and their 0 / 0 would spoil gradients.
+        steps = jnp.maximum(carry.train_loss.count, 1)
         delta = jax.tree.map(jnp.subtract, carry.params, params)
         new = jax.tree.map(
             lambda correct, d: -correct - d / (steps * config.client_lr),

@@ -233,14 +233,17 @@ def _reshape_pool_backward(
     rows: int, columns: int, saved: tuple[Array, Array], dy: Array
 ) -> tuple[Array]:
     windows, y = saved
-    first = jnp.zeros(y.shape, jnp.int32)  # where in its window a maximum stands
-    for place in reversed(range(rows * columns)):
-        i, j = divmod(place, columns)
-        first = jnp.where(windows[:, :, i, :, j] == y, place, first)
-    places = jnp.arange(rows * columns).reshape(1, 1, rows, 1, columns, 1)
-    hit = places == jnp.expand_dims(first, (2, 4))
-    dx = jnp.where(hit, jnp.expand_dims(dy, (2, 4)), 0)
+    taken = jnp.zeros(y.shape, bool)
+    by_row = []
+    for i in range(rows):
+        in_row = []
+        for j in range(columns):
+            first = (windows[:, :, i, :, j] == y) & ~taken
+            taken |= first
+            in_row.append(jnp.where(first, dy, 0))
+        by_row.append(jnp.stack(in_row, 3))
     batch, height, _, width, _, channels = windows.shape
+    dx = jnp.stack(by_row, 2)
     return (dx.reshape(batch, height * rows, width * columns, channels),)
 
 

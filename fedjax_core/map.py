@@ -198,12 +198,18 @@ def _local_steps(program, shared, carry, key, steps, row_start, rows, examples, 
     step_key = random.stream(key, "step")
 
     def step(t, carry):
-        row = rows[row_start + t]
+        # Masked steps past the client's last repeat that one.
+        row = rows[row_start + jnp.minimum(t, jnp.maximum(steps - 1, 0))]
         mask = row >= 0
         # Padding repeats the batch's first example: whatever a model does with it, it
         # is a row of this client and no stranger's NaN.
         row = jnp.where(mask, row, row[0])
-        batch = jax.tree.map(lambda x: x[row], examples) | {"example_mask": mask}
+        batch = jax.tree.map(lambda x: x[row], examples)
+        if how.max_steps:
+            # Gradients pass through masked steps too, and zero times NaN is NaN:
+            # padding clients see zeros.
+            batch = jax.tree.map(lambda x: jnp.where(steps > 0, x, 0), batch)
+        batch = dict(batch) | {"example_mask": mask}
         return program.step(shared, carry, batch, jax.random.fold_in(step_key, t))
 
     def masked(t, carry):

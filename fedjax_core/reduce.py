@@ -67,7 +67,7 @@ def _weights(by: Any, arrivals: Arrivals) -> jax.Array:
     if isinstance(by, str):
         w = arrivals.num_examples if by == "examples" else jnp.ones_like(arrivals.slot)
     else:
-        w = by.at[arrivals.slot].get(mode="fill", fill_value=0)
+        w = jnp.asarray(by).at[arrivals.slot].get(mode="fill", fill_value=0)
     return jnp.where(arrivals.valid, w.astype(jnp.float32), 0.0)
 
 
@@ -81,13 +81,27 @@ def _check_by(by: Any) -> None:
         )
 
 
+def _check_length(by: Any, cast: Cast) -> None:
+    shape = cast.cohort.num_steps.shape
+    if not isinstance(by, str) and by.shape != shape:
+        raise ValueError(
+            f"by must hold one mixing weight per client of the cohort, shape {shape}, "
+            f"got shape {by.shape}."
+        )
+
+
 def total(by: Any = "uniform") -> Reduction:
     r"""The weighted sum :math:`\sum_i w_i u_i`, accumulated in float32.
 
     Args:
       by: mixing weights: "examples", "uniform", or an array ``[C]`` in cohort order.
     """
-    return mean(by)._replace(finish=lambda acc, cast: acc[0])
+
+    def finish(acc, cast):
+        _check_length(by, cast)
+        return acc[0]
+
+    return mean(by)._replace(finish=finish)
 
 
 def mean(by: Any = "examples") -> Reduction:
@@ -112,7 +126,7 @@ def mean(by: Any = "examples") -> Reduction:
         return sums, acc[1] + w.sum()
 
     def finish(acc, cast):
-        del cast
+        _check_length(by, cast)
         scale = 1.0 / jnp.where(acc[1] > 0, acc[1], 1.0)
         return jax.tree.map(lambda s: s * scale.astype(s.dtype), acc[0])
 

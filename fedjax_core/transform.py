@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fedjax_core import check
 from fedjax_core.map import all_finite
@@ -114,10 +115,16 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
 
 def flat_norm(update: PyTree) -> jax.Array:
     """The L2 norm over all coordinates of all leaves, in float32; ``[]``."""
-    squares = [
-        jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(update)
-    ]
-    return jnp.sqrt(sum(squares, jnp.float32(0)))
+    leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(update)]
+    # Relative to the largest coordinate, squares neither overflow nor vanish.
+    largest = jnp.float32(0)
+    for x in leaves:
+        largest = jnp.maximum(largest, jnp.max(jnp.abs(x), initial=0))
+    largest = lax.stop_gradient(largest)
+    unit = jnp.where(largest > 0, largest, 1)
+    total = sum((jnp.sum(jnp.square(x / unit)) for x in leaves), jnp.float32(0))
+    # The square root has no slope at 0; the norm's is taken to be 0 there.
+    return unit * jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1)), 0)
 
 
 def clip(clip_norm: float) -> Transform:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.reference import visits
 
 from fedjax_core import Execution, LocalWork, Packed, client_mesh, plan_round
 from fedjax_core.plan import Capacity, Draft, fit, pow2, usual_capacity
-from tests.reference import visits
 
 # Each statistical test fails by chance with at most this probability; seeds are fixed.
 FALSE_ALARM = 1e-4
