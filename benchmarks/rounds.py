@@ -7,13 +7,15 @@ python benchmarks/rounds.py --workload W2 --through simulate
 import argparse
 import time
 
-import workloads
+import workload_data
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--workload", choices=list(workloads.COHORT), default="W2")
+parser.add_argument("--workload", choices=list(workload_data.COHORT), default="W2")
 parser.add_argument("--through", choices=["engine", "simulate"], default="engine")
 parser.add_argument("--rounds", type=int, default=12)
-workloads.add_execution_options(parser)
+parser.add_argument("--devices", type=int, default=2, help="host devices on CPU")
+parser.add_argument("--block", type=int, default=1, help="clients per block")
+parser.add_argument("--stride", type=int, default=1, help="steps per check")
 
 
 def engine(args: argparse.Namespace) -> tuple[list[float], dict]:
@@ -21,6 +23,7 @@ def engine(args: argparse.Namespace) -> tuple[list[float], dict]:
     import dataclasses
 
     import jax
+    import workloads
 
     from fedjax_core import plan
     from fedjax_core.devices import Spec, ship
@@ -29,14 +32,14 @@ def engine(args: argparse.Namespace) -> tuple[list[float], dict]:
     how = workloads.execution_from(args)
     params = workloads.model(args.workload).init(jax.random.key(0))
     usual = plan.usual_capacity(
-        data.train.sizes, algorithm.work, how, workloads.COHORT[args.workload]
+        data.train.sizes, algorithm.work, how, workload_data.COHORT[args.workload]
     )
     examples = ship(dict(data.train.examples), how.mesh)
     state = ship(algorithm.init(params, data.num_clients), how.mesh)
     run = jax.jit(algorithm.round, donate_argnums=0)
     seconds, steps, planning = [], [], []
     loss = 0.0
-    for t, ids in enumerate(workloads.cohorts(args.workload, args.rounds)):
+    for t, ids in enumerate(workload_data.cohorts(args.workload, args.rounds)):
         clock = time.perf_counter()
         draft = plan.Draft(
             ids, data.train.offsets, algorithm.work, seed=0, round=t, execution=how
@@ -62,6 +65,8 @@ def engine(args: argparse.Namespace) -> tuple[list[float], dict]:
 
 def through_simulate(args: argparse.Namespace) -> tuple[list[float], dict]:
     """The same rounds as a user runs them: metrics, callbacks, planning ahead."""
+    import workloads
+
     from fedjax_core import simulate
 
     seconds, clock = [], time.perf_counter()
@@ -78,7 +83,7 @@ def through_simulate(args: argparse.Namespace) -> tuple[list[float], dict]:
         workloads.model(args.workload),
         rounds=args.rounds,
         participation=workloads.FixedCohorts(
-            workloads.cohorts(args.workload, args.rounds)
+            workload_data.cohorts(args.workload, args.rounds)
         ),
         eval_every=1,
         callbacks=[tick],
@@ -94,7 +99,8 @@ if __name__ == "__main__":
 
     use_host_devices(args.devices)
     seconds, extra = (engine if args.through == "engine" else through_simulate)(args)
-    workloads.report(
+    workload_data.report(
+        "fedjax_core",
         args.workload,
         seconds,
         through=args.through,
