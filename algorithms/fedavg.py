@@ -109,7 +109,11 @@ def make(
     def init(params, num_clients):
         one = ((), transform.init(params))
         clients = jax.tree.map(lambda x: jnp.repeat(x[None], num_clients, 0), one)
-        return State(params, server_opt.init(params), clients)
+        # The mean delta arrives in float32 or wider, so moments have that dtype.
+        wide = jax.tree.map(
+            lambda p: jnp.astype(p, jnp.promote_types(p.dtype, jnp.float32)), params
+        )
+        return State(params, server_opt.init(wide), clients)
 
     def round(state, cohort, key):
         results = map_clients(

@@ -91,7 +91,10 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
         steps = jnp.maximum(carry.train_loss.count, 1)
         delta = jax.tree.map(jnp.subtract, carry.params, params)
         new = jax.tree.map(
-            lambda correct, d: -correct - d / (steps * config.client_lr),
+            lambda c, correct, d: jnp.astype(
+                -correct - d / (steps * config.client_lr), c.dtype
+            ),
+            control_i,
             correction,
             delta,
         )

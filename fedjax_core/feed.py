@@ -18,6 +18,7 @@ from fedjax_core.devices import Spec, ship
 from fedjax_core.execution import round_operations
 from fedjax_core.participation import Participation
 from fedjax_core.plan import Capacity, Draft, fit, usual_capacity
+from fedjax_core.result import Result
 from fedjax_core.types import Cohort, Execution, LocalWork, Queue
 
 _CHUNK_OPERATIONS = 5e10
@@ -26,7 +27,13 @@ _CHUNK_ROUNDS = 64
 
 
 class EmptyCohortError(ValueError):
-    """Clients were drawn, and none of them has anything to train on."""
+    """Clients were drawn, and none of them has anything to train on.
+
+    Attributes:
+      result: set by `simulate`, the run up to the last recorded round before.
+    """
+
+    result: Result
 
 
 class Chunk(NamedTuple):
@@ -74,7 +81,7 @@ class Feed:
         size = self.participation.expected_cohort_size(self.train.num_clients)
         operations = round_operations(self.train, self.work, num_parameters, size)
         plan = 4 * self.usual().rows * self.execution.num_devices * self.work.batch_size
-        rounds = min(_CHUNK_OPERATIONS / operations, _CHUNK_BYTES / plan)
+        rounds = min(_CHUNK_OPERATIONS / max(operations, 1), _CHUNK_BYTES / plan)
         rounds = min(rounds / len(self.seeds), _CHUNK_ROUNDS)
         return dataclasses.replace(self, max_rounds=max(1, int(rounds)))
 

@@ -120,7 +120,8 @@ class History:
             )
             for row in run_dir.rewind("excluded")
         ]
-        self.client_metrics = run_dir.read_arrays("client_metrics")
+        if self._evaluations.rounds:
+            self.client_metrics = run_dir.read_arrays("client_metrics")
         self._excluded_saved = len(self.excluded)
 
     def result(self, state: Any, **extra: Any) -> Result:

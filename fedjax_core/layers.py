@@ -44,12 +44,18 @@ def conv(
       [B, H - h + 1, W - w + 1, F] for "VALID", [B, H, W, F] for "SAME".
 
     Raises:
-      ValueError: the channels differ, or padding or lowering is unknown.
+      ValueError: the channels differ, the kernel does not fit into the image, or
+        padding or lowering is unknown.
     """
     check.one_of(_PADDINGS, padding=padding)
     if x.shape[-1] != kernel.shape[-2]:
         raise ValueError(
             f"kernel must take the {x.shape[-1]} channels of x, "
+            f"got kernel.shape {kernel.shape}."
+        )
+    if padding == "VALID" and min(_valid_size(x, kernel)) < 1:
+        raise ValueError(
+            f"kernel must fit into the image, {x.shape[1]} x {x.shape[2]}, "
             f"got kernel.shape {kernel.shape}."
         )
     if _resolve(lowering) == "lax":

@@ -8,7 +8,7 @@ answers per example and never mixes rows; masking and averaging belong to the ca
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core import check
+from fedjax_core.types import Batch, Key, LossFn, Params
 
 Array: TypeAlias = jax.Array
-Params: TypeAlias = Any  # a pytree of arrays
-Batch: TypeAlias = dict[str, Array]
 
 
 class Model(NamedTuple):
@@ -33,8 +32,8 @@ class Model(NamedTuple):
         evaluation, to be averaged over the examples whose mask is True.
     """
 
-    init: Callable[[Array], Params]
-    loss: Callable[[Params, Batch, Array], Array]
+    init: Callable[[Key], Params]
+    loss: LossFn
     metrics: Callable[[Params, Batch], dict[str, Array]]
 
 
@@ -65,7 +64,7 @@ def classifier(module: nn.Module, example_shape: Sequence[int]) -> Model:
     for size in shape:
         check.positive_int(example_shape=size)
 
-    def init(key: Array) -> Params:
+    def init(key: Key) -> Params:
         return module.init(key, jnp.zeros((1, *shape)))["params"]
 
     def logits_and_labels(params: Params, batch: Batch) -> tuple[Array, Array]:
@@ -74,7 +73,7 @@ def classifier(module: nn.Module, example_shape: Sequence[int]) -> Model:
         assert isinstance(logits, jax.Array)  # no mutable collections were asked for
         return logits.astype(jnp.float32), y
 
-    def loss(params: Params, batch: Batch, key: Array) -> Array:
+    def loss(params: Params, batch: Batch, key: Key) -> Array:
         del key
         return _cross_entropy(*logits_and_labels(params, batch))
 

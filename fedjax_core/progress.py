@@ -1,8 +1,10 @@
 """A progress bar with rounds per second and the metrics of the moment."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,6 +25,8 @@ class RoundsBar:
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[metrics]}"),
+            # Results may be piped from stdout, whose encoding may lack the bar's signs.
+            console=Console(stderr=True),
             disable=not enabled,
         )
         self._task = self._bar.add_task(
@@ -30,7 +34,9 @@ class RoundsBar:
         )
         self._shown: dict[str, float] = {}
 
-    def update(self, round: int, rounds_per_second: float, **metrics: Any) -> None:
+    def update(
+        self, round: int, rounds_per_second: float, metrics: Mapping[str, Any]
+    ) -> None:
         """Shows `round` rounds done; each metric is averaged over its array."""
         self._shown |= {k: float(np.mean(v)) for k, v in metrics.items()}
         text = "  ".join(f"{k} {v:.4g}" for k, v in self._shown.items())

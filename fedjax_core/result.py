@@ -94,7 +94,8 @@ class Result:
         """Draws metrics over rounds, the mean over seeds with a band of one deviation.
 
         Args:
-          names: metrics; every evaluated one when left out.
+          names: metrics; when left out every evaluated one, or without evaluations
+            every one of training.
           path: file to write; without it the figure is only returned.
 
         Returns:
@@ -102,7 +103,7 @@ class Result:
         """
         from matplotlib.figure import Figure
 
-        names = names or tuple(self.evaluations)
+        names = names or tuple(self.evaluations or self.train)
         figure = Figure(figsize=(5.5 * len(names), 3.6), layout="constrained")
         for axes, name in zip(
             np.ravel(figure.subplots(1, len(names))), names, strict=True

@@ -28,6 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from fedjax_core.types import PyTree
 
@@ -93,6 +94,8 @@ class RunDir:
                 )
             if old.exists():
                 _check_same(path, json.loads(old.read_text()), config)
+        if jax.process_count() > 1:  # everyone has looked before someone writes
+            multihost_utils.sync_global_devices("run_dir")
         if self._writes:
             self.path.mkdir(parents=True, exist_ok=True)
             _replace(old, json.dumps(config, indent=2) + "\n")
@@ -134,9 +137,14 @@ class RunDir:
         path = self.path / f"{table}.csv"
         if not path.exists():
             return []
-        reader = csv.DictReader(io.StringIO(path.read_text()))
-        # A torn last line belongs to a round after the checkpoint.
-        rows = [row for row in reader if _covered(row["round"], self.round)]
+        reader = csv.DictReader(io.StringIO(path.read_bytes().decode(), newline=""))
+        # A torn last line belongs to a round after the checkpoint, but of its number
+        # the first digits may be all that is left: then it lacks values.
+        rows = [
+            row
+            for row in reader
+            if None not in row.values() and _covered(row["round"], self.round)
+        ]
         if self._writes:
             _replace(path, _csv_text(rows, reader.fieldnames))
         return rows

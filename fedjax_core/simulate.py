@@ -3,14 +3,17 @@
 Rounds between two evaluations are one compiled loop; seeds are an axis over whole runs.
 """
 
+import contextlib
+import functools
 import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -20,14 +23,14 @@ from fedjax_core.data import FederatedData
 from fedjax_core.devices import ship
 from fedjax_core.evaluate import Evaluator
 from fedjax_core.execution import choose_execution, num_parameters
-from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed
+from fedjax_core.feed import EmptyCohortError, HostFeed, Prefetch, ResidentFeed
 from fedjax_core.history import History
 from fedjax_core.model import Model
 from fedjax_core.participation import Participation, Uniform
 from fedjax_core.plan import check_work
 from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Exclusion, Result
-from fedjax_core.rounds import CompiledRounds, initial_state
+from fedjax_core.rounds import CompiledRounds, initial_state, replicated
 from fedjax_core.run_dir import RunDir, RunDirError
 from fedjax_core.types import Algorithm, Execution, Params, PyTree
 
@@ -51,7 +54,8 @@ class Report(NamedTuple):
       round: rounds completed.
       train: name -> ``[S, k]``, metrics of the last k rounds.
       evaluation: name -> ``[S]``; empty when nothing was evaluated.
-      state: the algorithm's state, leaves ``[S, ...]``.
+      state: the algorithm's state, leaves ``[S, ...]``. The next round reuses its
+        memory: copy what is to outlive the callback.
     """
 
     round: int
@@ -101,8 +105,8 @@ def simulate(
       eval_splits: splits of `data` to evaluate on, those that it has.
       strict: raise where a client's update is not finite instead of leaving the client
         out of the round.
-      callbacks: called with a `Report` after every evaluation; one that returns True
-        ends the run.
+      callbacks: called with a `Report` after every evaluation, and in between where
+        rounds are many or slow; one that returns True ends the run.
       progress: show a progress bar.
       run_dir: directory to record the run in.
       resume: continue what `run_dir` holds, to the bits the uninterrupted run has. A
@@ -122,21 +126,29 @@ def simulate(
 
     Raises:
       ValueError, TypeError: an argument is out of range; the message says which.
-      EmptyCohortError: the clients drawn have nothing to train on.
+      EmptyCohortError: the clients drawn have nothing to train on; its `result` is the
+        run up to the last recorded round before.
       RunDirError: `run_dir` holds another run, or a longer one.
       NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
         round was not.
     """
-    seeds = (seeds,) if isinstance(seeds, (int, np.integer)) else tuple(seeds)
-    eval_every = eval_every or max(1, rounds // 20)
-    checkpoint_every = checkpoint_every or eval_every
-    _check(seeds, rounds, eval_every, checkpoint_every, cohort_size, participation)
+    check.positive_int(rounds=rounds)
+    seeds = tuple(seeds) if isinstance(seeds, Iterable) else (seeds,)
+    if eval_every is None:
+        eval_every = max(1, rounds // 20)
+    if checkpoint_every is None:
+        checkpoint_every = eval_every
+    check.positive_int(eval_every=eval_every, checkpoint_every=checkpoint_every)
+    _check(seeds, cohort_size, participation, callbacks)
+    for split in eval_splits:
+        check.one_of(("train", "test", "validation"), eval_splits=split)
     check.one_of(("device", "host"), feed=feed, client_store=client_store)
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
     check_work(algorithm.work)
     if resume and run_dir is None:
         raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
     participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
+    participation.max_cohort_size(data.num_clients)  # raises where it is impossible
     if execution is None:
         size = participation.expected_cohort_size(data.num_clients)
         execution = choose_execution(model, data.train, algorithm.work, size)
@@ -157,14 +169,15 @@ def simulate(
             "record": record,
         }
         recorder = RunDir(run_dir, config, resume)
-        if recorder.round:
+        if resume:
             state = _restore(recorder, history, state, store)
         if history.rounds > rounds:
             raise RunDirError(
                 f"{run_dir} holds {history.rounds} rounds, more than rounds={rounds}."
             )
-    if history.rounds >= rounds:
-        return history.result(state, run_dir=recorder and recorder.path)
+    if recorder and history.rounds >= rounds:
+        recorder.close()
+        return history.result(_whole(state, store), run_dir=recorder.path)
 
     plan_feed = (HostFeed if feed == "host" else ResidentFeed)(
         train=data.train,
@@ -189,7 +202,7 @@ def simulate(
 
     def result() -> Result:
         return history.result(
-            state,
+            _whole(state, store),
             seconds=seconds,
             timed_rounds=history.rounds - started,
             compilations=run.compilations,
@@ -198,7 +211,8 @@ def simulate(
         )
 
     started = history.rounds
-    with RoundsBar(started, rounds, enabled=progress) as bar:
+    closing = contextlib.closing(recorder) if recorder else contextlib.nullcontext()
+    with _keeping(result), closing, RoundsBar(started, rounds, progress) as bar:
         for chunk in Prefetch(plan_feed, spans):
             clock = time.perf_counter() - run.compile_seconds
             if store is not None:
@@ -216,7 +230,7 @@ def simulate(
                     *e,
                 )
             if excluded:
-                _refuse(metrics, excluded, strict, result)
+                _refuse(chunk.first, history.seeds, metrics, excluded, strict, result)
             values = {}
             if done % eval_every == 0 or done == rounds:
                 values, per_client = evaluate(state.params)
@@ -224,37 +238,35 @@ def simulate(
             if recorder:
                 history.save(recorder)
             train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
-            stop = [f(Report(done, train, values, state)) for f in callbacks]
+            report = Report(done, train, values, _whole(state, store))
+            stop = [f(report) for f in callbacks]
             last = done == rounds or any(stop)
             if recorder and (done % checkpoint_every == 0 or last):
                 recorder.save(done, _snapshot(state, store))
             bar.update(
                 done,
                 (done - started) / seconds,
-                **{k: v[:, -1] for k, v in train.items() if k == "train_loss"},
-                **{k: v for k, v in values.items() if not k.endswith(_PER_CLIENT)},
+                {k: v[:, -1] for k, v in train.items() if k == "train_loss"}
+                | {k: v for k, v in values.items() if not k.endswith(_PER_CLIENT)},
             )
             if any(stop):
                 break
-    if recorder:
-        recorder.close()
-    if store is not None:
-        state = state._replace(clients=store.rows)
     return result()
 
 
 _PER_CLIENT = ("_client_mean", "_client_p10")
 
 
-def _check(seeds, rounds, eval_every, checkpoint_every, cohort_size, participation):
-    check.positive_int(
-        rounds=rounds, eval_every=eval_every, checkpoint_every=checkpoint_every
-    )
+def _check(seeds, cohort_size, participation, callbacks):
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"seeds must be ints, got {seed!r}.")
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seeds must be in [0, 2**32), got {seed!r}.")
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"seeds must be one or more distinct ints, got {seeds!r}.")
-    for seed in seeds:
-        if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
-            raise ValueError(f"seeds must be ints in [0, 2**32), got {seed!r}.")
+    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
+        raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}.")
     if (cohort_size is None) == (participation is None):
         raise ValueError(
             "exactly one of cohort_size and participation must be given, got "
@@ -274,7 +286,7 @@ def _initial(
     """The first state, and the store of client states when they live on the host."""
 
     def init_params(key):
-        return model.init(key) if params is None else params
+        return model.init(key) if params is None else jax.tree.map(jnp.asarray, params)
 
     num_clients = data.num_clients
     on_host = client_store == "host"
@@ -305,7 +317,7 @@ def _evaluation(
     }
     examples = {name: e.data for name, e in evaluators.items()}
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=replicated(mesh))
     def run(params, examples):
         def one(params):
             scalars, per_client = {}, {}
@@ -331,7 +343,19 @@ def _spans(
         start += count
 
 
+@contextlib.contextmanager
+def _keeping(result: Callable[[], Result]) -> Iterator[None]:
+    """Hands the rounds so far to the error that a cohort without work raises."""
+    try:
+        yield
+    except EmptyCohortError as error:
+        error.result = result()
+        raise
+
+
 def _refuse(
+    first: int,
+    seeds: Sequence[int],
     metrics: dict[str, np.ndarray],
     excluded: list[Exclusion],
     strict: bool,
@@ -341,7 +365,8 @@ def _refuse(
     nobody = (metrics["num_clients"] == 0) & (metrics["excluded_clients"] > 0)
     if not strict and not nobody.any():
         return
-    e = excluded[0]
+    lost = {(first + k + 1, seeds[s]) for k, s in np.argwhere(nobody)}
+    e = next(e for e in excluded if strict or (e.round, e.seed) in lost)
     where = f"round {e.round}, seed {e.seed}"
     if strict:
         message = f"{where}: the {e.stage} of client {e.client_id} is not finite."
@@ -355,6 +380,11 @@ def _refuse(
     raise error
 
 
+def _whole(state: Any, store: HostStore | None) -> Any:
+    """The state with all clients' rows, wherever they live."""
+    return state if store is None else state._replace(clients=store.rows)
+
+
 def _snapshot(state: Any, store: HostStore | None) -> PyTree:
     """What a checkpoint holds; with a host store, all clients' rows."""
     if store is None:
@@ -364,6 +394,13 @@ def _snapshot(state: Any, store: HostStore | None) -> PyTree:
 
 def _restore(recorder: RunDir, history: History, state: Any, store: Any) -> Any:
     history.load(recorder)
+    if history.rounds != recorder.round:
+        raise RunDirError(
+            f"{recorder.path} has a checkpoint of round {recorder.round}, but metrics "
+            f"of {history.rounds} rounds before it."
+        )
+    if not recorder.round:
+        return state
     tree = recorder.restore(_snapshot(state, store))
     if store is not None:
         store.rows = tree["rows"]
@@ -373,10 +410,12 @@ def _restore(recorder: RunDir, history: History, state: Any, store: Any) -> Any:
 def _fingerprint(data: FederatedData) -> dict[str, Any]:
     """Enough to notice that a resumed run was given other data."""
     train = data.train
-    crc = zlib.crc32(train.offsets.tobytes())
-    for array in train.examples.values():
-        for part in (array[:1000], array[-1000:]):
-            crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
+    crc = 0
+    for split in data.splits.values():
+        crc = zlib.crc32(split.offsets.tobytes(), crc)
+        for array in split.examples.values():
+            for part in (array[:1000], array[-1000:]):
+                crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
     return {
         "clients": train.num_clients,
         "examples": train.num_examples,

@@ -4,6 +4,8 @@ Nothing here is shared with the package. The only thing read off it is the order
 which a plan visits examples. At the end stands the same loss for the package.
 """
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 
@@ -61,7 +63,7 @@ def fedavg_delta(
     x: np.ndarray,
     y: np.ndarray,
     orders: dict[int, list[np.ndarray]],
-    weights: dict[int, float],
+    weights: Mapping[int, float],
     client_lr: float,
 ) -> tuple[Tree, dict[int, float]]:
     """The weighted mean of the clients' moves, and each one's mean loss over steps."""
@@ -81,7 +83,7 @@ def fedavg_round(
     x: np.ndarray,
     y: np.ndarray,
     orders: dict[int, list[np.ndarray]],
-    weights: dict[int, float],
+    weights: Mapping[int, float],
     client_lr: float,
     server_lr: float,
 ) -> Tree:

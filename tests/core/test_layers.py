@@ -89,6 +89,31 @@ def test_conv_inside_a_loop_with_a_data_dependent_bound():
     )
 
 
+@pytest.mark.parametrize("patch_bytes", [1, 3 * 16 * 18 * 4])  # 1 and 3 of 6 images
+def test_conv_in_chunks_of_the_batch(monkeypatch, patch_bytes):
+    monkeypatch.setattr(layers, "_PATCH_BYTES", patch_bytes)
+    x, kernel, cotangent = (
+        normal(0, 6, 6, 6, 2),
+        normal(1, 3, 3, 2, 4),
+        normal(2, 6, 4, 4, 4),
+    )
+    got = with_gradients(lambda x, k: layers.conv(x, k, "VALID", "patches"), cotangent)
+    expected = with_gradients(lambda x, k: reference_conv(x, k, "VALID"), cotangent)
+    assert_close(jax.jit(got)(x, kernel), expected(x, kernel))
+
+
+@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
+def test_max_pool_sends_the_gradient_to_the_first_maximum(lowering):
+    x = jnp.asarray([[1.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)
+    flat = jnp.zeros((1, 2, 2, 1))
+    f = with_gradients(
+        lambda x: layers.max_pool(x, (2, 2), lowering), jnp.ones((1,) * 4)
+    )
+    for image in (x, flat):
+        _, (gradient,) = f(image)
+        np.testing.assert_array_equal(gradient.ravel(), [1, 0, 0, 0])
+
+
 @pytest.mark.parametrize("window", [(2, 2), (2, 3), (1, 1)])
 @pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
 def test_max_pool_matches_reduce_window_with_gradients(window, lowering):
@@ -125,6 +150,8 @@ def test_errors_name_the_argument():
     x, kernel = normal(0, 1, 4, 4, 3), normal(1, 3, 3, 2, 4)
     with pytest.raises(ValueError, match="kernel must take the 3 channels of x"):
         layers.conv(x, kernel)
+    with pytest.raises(ValueError, match="kernel must fit into the image, 4 x 4"):
+        layers.conv(x, normal(1, 5, 3, 3, 4))
     with pytest.raises(ValueError, match="padding must be one of"):
         layers.conv(x, kernel, "FULL")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="lowering must be one of"):

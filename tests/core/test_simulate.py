@@ -1,7 +1,7 @@
 """`simulate` gives the same run however it is executed, and says so when it can't."""
 
 import dataclasses
-import io
+import functools
 import logging
 import os
 import random
@@ -80,9 +80,7 @@ def momentum_and_residual():
 
 
 def controlled():
-    return scaffold.make(
-        scaffold.Config(client_lr=0.05, batch_size=2), REGRESSION.loss
-    )
+    return scaffold.make(scaffold.Config(client_lr=0.05, batch_size=2), REGRESSION.loss)
 
 
 def run(algorithm=None, data=DATA, model=REGRESSION, **kwargs) -> Result:
@@ -121,6 +119,12 @@ def assert_same(a, b, exact=True):
             np.testing.assert_allclose(x, y, 2e-5, 2e-6, err_msg=name)
 
 
+@functools.cache
+def reference(make, seeds=0):
+    """The numbers of a run on one device with everything on it."""
+    return numbers(run(make(), seeds=seeds))
+
+
 def seed_of(tree, s):
     return jax.tree.map(lambda x: x[s : s + 1], tree)
 
@@ -144,18 +148,20 @@ class Scripted:
 # ---- seeds ----
 
 
-@pytest.mark.parametrize("make", [momentum_and_residual, controlled])
-def test_several_seeds_are_as_many_runs(make):
-    single = [run(make(), seeds=seed) for seed in (3, 5)]
-    for axis in ("map", "vmap"):
-        both = run(make(), seeds=[3, 5], seeds_axis=axis)
-        assert both.seeds == (3, 5)
-        assert both.compilations == 1
-        for s, alone in enumerate(single):
-            assert alone.seeds == (both.seeds[s],)
-            assert_same(seed_of(numbers(both), s), numbers(alone), exact=False)
-            for count in ("num_clients", "num_examples", "uplink_bytes"):
-                np.testing.assert_array_equal(both.train[count][s], alone.train[count][0])
+@pytest.mark.parametrize(
+    ("make", "axis"), [(momentum_and_residual, "vmap"), (controlled, "map")]
+)
+def test_several_seeds_are_as_many_runs(make, axis):
+    both = run(make(), seeds=[3, 5], seeds_axis=axis)
+    assert both.seeds == (3, 5)
+    assert both.compilations == 1
+    for s, seed in enumerate(both.seeds):
+        alone = reference(make, seed)
+        assert_same(seed_of(numbers(both), s), alone, exact=False)
+        for count in ("num_clients", "num_examples", "uplink_bytes"):
+            np.testing.assert_array_equal(
+                both.train[count][s], alone["train"][count][0]
+            )
 
 
 def test_every_seed_starts_and_draws_on_its_own():
@@ -165,16 +171,16 @@ def test_every_seed_starts_and_draws_on_its_own():
     given = {"w": np.ones(3, np.float32), "b": np.float32(0)}
     shared = run(seeds=[0, 1], rounds=3, params=given)
     # The same start for all seeds: what is left are the cohorts.
-    assert not np.array_equal(shared.train["num_examples"][0], shared.train["num_examples"][1])
+    assert not np.array_equal(
+        shared.train["num_examples"][0], shared.train["num_examples"][1]
+    )
     np.testing.assert_array_equal(given["w"], 1)
 
 
 def test_seeds_may_be_numpy_integers():
-    expected = numbers(run(seeds=[7, 2**32 - 1], rounds=2))
-    assert_same(numbers(run(seeds=np.array([7, 2**32 - 1]), rounds=2)), expected)
-    assert_same(
-        numbers(run(seeds=np.int64(7), rounds=2)), seed_of(expected, 0), exact=False
-    )
+    result = run(seeds=np.array([0, 2**32 - 1]))
+    assert result.seeds == (0, 2**32 - 1)
+    assert_same(seed_of(numbers(result), 0), reference(average), exact=False)
 
 
 # ---- compilation and schedule ----
@@ -200,9 +206,9 @@ def test_the_last_round_is_evaluated_and_all_rounds_share_a_program(
 def test_nothing_compiles_after_the_first_report():
     compiled, seen = [], []
 
-    def listen(event, duration, **kwargs):
+    def listen(event, duration_secs, **kwargs):
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(duration)
+            compiled.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
@@ -258,9 +264,9 @@ def test_cohorts_of_many_sizes_need_few_compilations(feed, reserved):
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_does_not():
-    first = numbers(run(momentum_and_residual(), seeds=3))
+    first = reference(momentum_and_residual, 3)
     assert_same(first, numbers(run(momentum_and_residual(), seeds=3)))
-    other = numbers(run(momentum_and_residual(), seeds=4))
+    other = reference(momentum_and_residual, 5)
     assert not np.array_equal(
         first["train"]["num_examples"], other["train"]["num_examples"]
     )
@@ -268,7 +274,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_does_not():
 
 
 def test_global_generators_are_neither_read_nor_changed():
-    expected = numbers(run())
     for meddle in (True, False):
         np.random.seed(11)  # noqa: NPY002
         random.seed(11)
@@ -282,7 +287,7 @@ def test_global_generators_are_neither_read_nor_changed():
                 random.seed(report.round)
             states.append((np.random.get_state(), random.getstate()))  # noqa: NPY002
 
-        assert_same(numbers(run(callbacks=[callback])), expected)
+        assert_same(numbers(run(callbacks=[callback])), reference(average))
         state = np.random.get_state(), random.getstate()  # noqa: NPY002
         np.testing.assert_equal(state, states[-1])
         assert len(states) == 4
@@ -351,14 +356,18 @@ def test_poisson_cohorts_may_be_empty():
         callbacks=[lambda r: states.append(jax.tree.map(np.array, r.state))],
     )
     np.testing.assert_array_equal(result.train["num_clients"][0], sizes)
-    np.testing.assert_array_equal(np.isnan(result.train["train_loss"][0]), np.equal(sizes, 0))
+    np.testing.assert_array_equal(
+        np.isnan(result.train["train_loss"][0]), np.equal(sizes, 0)
+    )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.state))
     empty = [k for k in range(1, 12) if sizes[k] == 0]
     for k in empty:
         assert_same(states[k].clients, states[k - 1].clients)
     assert "nan" not in repr(result) or sizes[-1] == 0
     # Plain averaging does not move without clients.
-    alone = run(participation=Scripted(((),)), rounds=1, params={"w": np.ones(3), "b": 2.0})
+    alone = run(
+        participation=Scripted(((),)), rounds=1, params={"w": np.ones(3), "b": 2.0}
+    )
     np.testing.assert_array_equal(alone.params["w"], np.ones((1, 3)))
 
 
@@ -373,7 +382,7 @@ def test_poisson_cohorts_may_be_empty():
         ({"rounds": None}, TypeError, "rounds must be an int, got None"),
         ({"cohort_size": 0}, ValueError, "cohort_size must be >= 1, got 0"),
         ({"cohort_size": 2.0}, TypeError, "cohort_size must be an int, got 2.0"),
-        ({"cohort_size": 20}, ValueError, "cohort_size must be <= num_clients=10, got 20"),
+        ({"cohort_size": 20}, ValueError, "cohort_size must be <= num_clients=10, got 20"),  # noqa: E501
         ({"cohort_size": None}, ValueError, "cohort_size=None and participation=None"),
         ({"participation": Full(), "cohort_size": 3}, ValueError, "cohort_size=3 and"),
         ({"eval_every": 0}, ValueError, "eval_every must be >= 1, got 0"),
@@ -385,7 +394,9 @@ def test_poisson_cohorts_may_be_empty():
         ({"seeds": 2**32}, ValueError, "seeds .*got 4294967296"),
         ({"seeds": ()}, ValueError, r"seeds .*got \(\)"),
         ({"seeds": [1, 1]}, ValueError, r"seeds .*distinct.*got \(1, 1\)"),
-        ({"seeds": [0.5]}, ValueError, "seeds .*got 0.5"),
+        ({"seeds": [0.5]}, TypeError, "seeds .*got 0.5"),
+        ({"seeds": True}, TypeError, "seeds .*got True"),
+        ({"seeds": "7"}, TypeError, "seeds .*got '7'"),
         ({"seeds": None}, TypeError, "seeds .*got None"),
         ({"seeds": 1.5}, TypeError, "seeds .*got 1.5"),
         ({"feed": "disk"}, ValueError, "feed must be one of .*got 'disk'"),
@@ -393,7 +404,7 @@ def test_poisson_cohorts_may_be_empty():
         ({"seeds_axis": "pmap"}, ValueError, "seeds_axis must be one of .*got 'pmap'"),
         ({"resume": True}, ValueError, "resume .*run_dir=None"),
         ({"callbacks": print}, TypeError, "callbacks .*got <built-in function print>"),
-        ({"callbacks": [3]}, TypeError, "callbacks .*got 3"),
+        ({"callbacks": [3]}, TypeError, r"callbacks .*got \[3\]"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(arguments, error, message, tmp_path):
@@ -418,42 +429,43 @@ def test_too_few_available_clients_name_the_round():
 NAMES = tuple(f"client-{i}" for i in range(10))
 
 
-def poisoned(clients, value=np.nan, **kwargs):
-    data = make_data(client_ids=NAMES, **kwargs)
+def poisoned(clients):
+    data = make_data(client_ids=NAMES)
     for i in clients:
-        data.train.client(i)["y"][-1] = value
+        data.train.client(i)["y"][-1] = np.nan
     return data
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_broken_client_is_left_out_and_reported(value, caplog):
-    everyone, others = Scripted((tuple(range(10)),)), (0, 1, 2, 4, 5, 6, 7, 8, 9)
-    params = REGRESSION.init(jax.random.key(1))
-    options = {"params": params, "rounds": 3, "seeds": [1, 2]}
+def test_broken_clients_are_left_out_and_reported(caplog):
+    data = poisoned([3])
+    data.train.client(8)["y"][0] = np.inf
+    others = (0, 1, 2, 4, 5, 6, 7, 9)
+    options = {
+        "params": REGRESSION.init(jax.random.key(1)),
+        "rounds": 3,
+        "seeds": [1, 2],
+    }
     with caplog.at_level(logging.WARNING, "fedjax_core"):
-        result = run(
-            momentum_and_residual(),
-            poisoned([3], value),
-            participation=everyone,
-            **options,
-        )
+        result = run(momentum_and_residual(), data, participation=Full(), **options)
     assert [tuple(e) for e in result.excluded] == [
-        (round, seed, "client-3", "local update")
+        (round, seed, client, "local update")
         for round in (1, 2, 3)
         for seed in (1, 2)
+        for client in ("client-3", "client-8")
     ]
     assert "client-3" in caplog.text
-    np.testing.assert_array_equal(result.train["excluded_clients"], 1)
-    np.testing.assert_array_equal(result.train["num_clients"], 9)
+    np.testing.assert_array_equal(result.train["excluded_clients"], 2)
+    np.testing.assert_array_equal(result.train["num_clients"], 8)
+    for residual in jax.tree.leaves(result.state.clients):
+        np.testing.assert_array_equal(np.asarray(residual)[:, [3, 8]], 0)
     without = run(
-        momentum_and_residual(), poisoned([]), participation=Scripted((others,)), **options
-    )
-    without.train["excluded_clients"] += 1
-    assert_same(numbers(result), numbers(without), exact=False)
-    np.testing.assert_array_equal(
-        np.asarray(result.state.clients[1]["w"])[:, 3], np.zeros((2, 3))
+        momentum_and_residual(), data, participation=Scripted((others,)), **options
     )
     assert without.excluded == []
+    assert result.train.keys() == without.train.keys()
+    for other in ("excluded_clients", "downlink_bytes"):  # they did receive the model
+        assert np.all(result.train.pop(other) > without.train.pop(other))
+    assert_same(numbers(result), numbers(without), exact=False)
 
 
 def test_a_broken_transform_is_named():
@@ -472,7 +484,8 @@ def test_a_broken_transform_is_named():
 def test_strict_stops_at_a_broken_client(client_store):
     cohorts = Scripted(((0, 1), (0, 2), (2, 3), (0, 1)))
     with pytest.raises(
-        NonFiniteUpdateError, match="round 3, seed 7: the local update of client client-3"
+        NonFiniteUpdateError,
+        match="round 3, seed 7: the local update of client client-3",
     ) as caught:
         run(
             momentum_and_residual(),
@@ -519,7 +532,11 @@ def test_pooled_accuracy_and_client_mean_are_both_there_and_named():
     data = FederatedData.from_lists(clients, clients)
     config = fedavg.Config(batch_size=10, local_epochs=3)
     result = run(
-        fedavg.make(config, constant.loss), data, constant, participation=Full(), rounds=2
+        fedavg.make(config, constant.loss),
+        data,
+        constant,
+        participation=Full(),
+        rounds=2,
     )
     assert result.final("test_accuracy")[0] == pytest.approx(0.99, abs=1e-6)
     assert result.final("test_accuracy_client_mean")[0] == 0.5
@@ -540,18 +557,22 @@ def test_training_loss_is_a_mean_over_steps():
         [{"y": np.full(n, y, np.float32)} for n, y in ((2, 1.0), (5, 2.0))]
     )
     config = fedavg.Config(batch_size=2, local_epochs=3)
-    result = run(fedavg.make(config, stay.loss), data, stay, participation=Full(), rounds=1)
+    result = run(
+        fedavg.make(config, stay.loss), data, stay, participation=Full(), rounds=1
+    )
     np.testing.assert_allclose(result.train["train_loss"], (3 * 1 + 9 * 2) / 12, 1e-6)
 
 
 def test_data_without_a_test_split_trains_all_the_same(tmp_path):
-    result = run(data=make_data(test_sizes=None), run_dir=tmp_path / "run", progress=True)
+    result = run(
+        data=make_data(test_sizes=None), run_dir=tmp_path / "run", progress=True
+    )
     assert result.evaluations == {}
     assert result.client_metrics == {}
     assert "train_loss" in repr(result)
     result.plot(path=tmp_path / "train.png")
     assert (tmp_path / "train.png").stat().st_size > 1000
-    with pytest.raises(KeyError, match="test_loss.*train_loss"):
+    with pytest.raises(KeyError, match=r"test_loss.*train_loss"):
         result.series("test_loss")
 
 
@@ -585,8 +606,7 @@ def on_disk(data, folder):
     return FederatedData(**{k: mapped(k, v) for k, v in data.splits.items()})
 
 
-@pytest.mark.parametrize("seeds", [3, [3, 5]])
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize(("devices", "seeds"), [(1, [3, 5]), (8, 3)])
 def test_the_host_feed_gives_the_same_bits(devices, seeds, tmp_path):
     execution = Execution(mesh=client_mesh(jax.devices()[:devices]))
     options = {"seeds": seeds, "execution": execution, "rounds": 5}
@@ -598,31 +618,27 @@ def test_the_host_feed_gives_the_same_bits(devices, seeds, tmp_path):
 
 @pytest.mark.parametrize("make", [momentum_and_residual, controlled])
 def test_client_state_on_the_host_is_the_same(make):
-    for seeds in (3, [3, 5]):
-        device = run(make(), seeds=seeds, rounds=5)
-        host = run(make(), seeds=seeds, rounds=5, client_store="host")
-        assert jax.tree.leaves(host.state.clients)
-        assert all(np.any(x) for x in jax.tree.leaves(host.state.clients))
-        assert_same(numbers(host), numbers(device), exact=False)
+    host = run(make(), seeds=[3, 5], client_store="host")
+    assert jax.tree.leaves(host.state.clients)
+    assert all(np.any(x) for x in jax.tree.leaves(host.state.clients))
+    assert_same(numbers(host), reference(make, (3, 5)), exact=False)
 
 
 def test_everything_on_the_host_and_on_eight_devices_at_once():
-    device = run(controlled(), seeds=[3, 5], rounds=4)
     host = run(
         controlled(),
         seeds=[3, 5],
-        rounds=4,
         feed="host",
         client_store="host",
         seeds_axis="vmap",
         execution=Execution(block_size=2, mesh=client_mesh(), steps_per_check=3),
     )
-    assert_same(numbers(host), numbers(device), exact=False)
+    assert_same(numbers(host), reference(controlled, (3, 5)), exact=False)
 
 
 def test_a_host_store_without_client_state_is_the_device_one():
     host = run(client_store="host")
-    assert_same(numbers(host), numbers(run()))
+    assert_same(numbers(host), reference(average), exact=False)
 
 
 def test_host_store_survives_cohorts_larger_than_expected():
@@ -631,10 +647,10 @@ def test_host_store_survives_cohorts_larger_than_expected():
         def max_cohort_size(self, num_clients):
             return 1
 
-    cohorts = ((0,), (1, 2, 3), tuple(range(10)), (), (4, 5))
-    options = {"participation": Growing(cohorts), "rounds": 5, "eval_every": 1}
-    device = run(controlled(), **options)
-    host = run(controlled(), client_store="host", **options)
+    cohorts = ((0,), tuple(range(10)), ())
+    options = {"participation": Growing(cohorts), "rounds": 3, "eval_every": 3}
+    device = run(momentum_and_residual(), **options)
+    host = run(momentum_and_residual(), client_store="host", **options)
     assert_same(numbers(host), numbers(device), exact=False)
 
 
@@ -645,24 +661,22 @@ def test_host_store_refuses_states_that_start_out_different():
         return state._replace(clients=ramp)
 
     algorithm = dataclasses.replace(controlled(), init=init)
-    with pytest.raises(ValueError, match="client_store='host'.*scaffold"):
+    with pytest.raises(ValueError, match=r"client_store='host'.*scaffold"):
         run(algorithm, client_store="host")
 
 
 @pytest.mark.parametrize("make", [momentum_and_residual, controlled])
 def test_eight_devices_give_what_one_gives(make):
-    one = run(make(), rounds=4)
-    eight = run(make(), rounds=4, execution=Execution(mesh=client_mesh()))
-    assert_same(numbers(eight), numbers(one), exact=False)
+    eight = run(make(), seeds=3, execution=Execution(mesh=client_mesh()))
+    assert_same(numbers(eight), reference(make, 3), exact=False)
     assert eight.compilations == 1
 
 
 def test_the_default_device_may_be_another_one():
-    expected = numbers(run())
     with jax.default_device(jax.devices()[3]):
         result = run()
     assert result.params["w"].devices() == {jax.devices()[3]}
-    assert_same(numbers(result), expected)
+    assert_same(numbers(result), reference(average))
 
 
 # ---- callbacks ----
@@ -776,13 +790,11 @@ def test_one_seed_has_no_spread():
 # ---- progress ----
 
 
-def test_progress_goes_through_pipes_of_any_encoding(monkeypatch):
-    for encoding in ("utf-8", "ascii"):
-        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-        monkeypatch.setattr(sys, "stdout", stream)
-        quiet = run(rounds=2, progress=True)
-        monkeypatch.undo()
-        assert quiet.rounds == 2
+def test_progress_leaves_stdout_to_the_results(capfd):
+    run(rounds=2, progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "rounds" in err
 
 
 def test_no_progress_means_no_output(capfd):
@@ -801,15 +813,14 @@ simulate(fedavg.make(fedavg.Config(), model.loss), data, model, rounds=2, cohort
 
 
 def test_progress_without_a_terminal_does_not_break():
-    environment = {**os.environ, "PYTHONWARNINGS": "error::UserWarning", "TERM": "dumb"}
-    closed = "import os; os.close(1)\n"
-    for prologue in ("", closed):
-        done = subprocess.run(
-            [sys.executable, "-c", prologue + SCRIPT],
-            capture_output=True,
-            timeout=120,
-            env=environment,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        assert b"\x1b" not in done.stdout
+    # Nowhere to print to, and an encoding that lacks the signs a bar is drawn with.
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; os.close(1)\n" + SCRIPT],
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "60"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr.strip()
+    assert b"\x1b" not in done.stderr

@@ -1,0 +1,246 @@
+"""What holds for every method, whatever it does; a new one is a line in METHODS."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tests.reference import softmax_loss, softmax_problem
+
+from fedjax_core import (
+    Algorithm,
+    Execution,
+    Packed,
+    client_mesh,
+    clip,
+    gaussian_mean,
+    top_k,
+    trimmed_mean,
+)
+from fedjax_core.algorithms import fedavg, scaffold
+from fedjax_core.plan import Capacity, Draft
+
+FEDAVG = fedavg.Config(batch_size=4, local_epochs=2)
+METHODS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": lambda loss: fedavg.make(FEDAVG, loss),
+    "fedavg, top-k, Adam on the server": lambda loss: fedavg.make(
+        FEDAVG, loss, transform=top_k(0.3), server_optimizer=optax.adam(0.1)
+    ),
+    "fedavg, trimmed mean": lambda loss: fedavg.make(
+        FEDAVG, loss, reduce=trimmed_mean(0.2)
+    ),
+    "fedavg, clipped and noisy": lambda loss: fedavg.make(
+        FEDAVG, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
+    ),
+    "scaffold": lambda loss: scaffold.make(
+        scaffold.Config(batch_size=4, local_epochs=2), loss
+    ),
+}
+
+SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
+COHORTS = [[2, 0, 5, 7], [1, 7, 6, 4], [0, 2, 4, 5]]
+EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
+TRAIN = Packed(EXAMPLES, OFFSETS)
+KEYS = jax.random.split(jax.random.key(0), len(COHORTS))
+PLAIN = Execution()
+
+
+class Runner:
+    """A method, compiled once, run on the same three cohorts again and again."""
+
+    def __init__(self, make):
+        self.algorithm = make(softmax_loss)
+        self.traces = 0
+        self.round = jax.jit(self._counted)
+        self.state = self.algorithm.init(PARAMS, len(SIZES))
+
+    def _counted(self, *args):
+        self.traces += 1
+        return self.algorithm.round(*args)
+
+    def plan(self, ids, round, how=PLAIN, slots=6):
+        draft = Draft(
+            np.asarray(ids),
+            OFFSETS,
+            self.algorithm.work,
+            seed=0,
+            round=round,
+            execution=how,
+        )
+        cohort = draft.build(Capacity(slots, 6, 40, 64), num_clients=len(SIZES))
+        examples = {k: jnp.asarray(v) for k, v in EXAMPLES.items()}
+        return jax.tree.map(jnp.asarray, dataclasses.replace(cohort, examples=examples))
+
+    def plans(self, cohorts, how=PLAIN):
+        return [self.plan(ids, t, how) for t, ids in enumerate(cohorts)]
+
+    def __call__(self, cohorts=COHORTS, how=PLAIN, round=None):
+        state, kept = self.state, []
+        for cohort, key in zip(self.plans(cohorts, how), KEYS, strict=True):
+            state, metrics = (round or self.round)(state, cohort, key)
+            kept.append(metrics)
+        return state, kept
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def runner(request) -> Runner:
+    return Runner(METHODS[request.param])
+
+
+@pytest.fixture(scope="module")
+def expected(runner):
+    return runner()
+
+
+def without_slots(metrics):
+    return [{k: v for k, v in m.items() if jnp.ndim(v) == 0} for m in metrics]
+
+
+def stacked(trees):
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+
+def assert_same(got, expected):
+    chex.assert_trees_all_close(got[0], expected[0], rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(
+        without_slots(got[1]), without_slots(expected[1]), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_rounds_move_the_model_and_stay_finite(runner, expected):
+    state, metrics = expected
+    chex.assert_tree_all_finite(state)
+    for before, after in zip(
+        jax.tree.leaves(PARAMS), jax.tree.leaves(state.params), strict=True
+    ):
+        assert np.all(np.abs(before - after).max() > 1e-3)
+    for m in metrics:
+        assert m["num_clients"] == 4
+        assert m["excluded_clients"] == 0
+        assert 0 < m["train_loss"] < 10
+        assert m["uplink_bytes"] > 0
+        assert m["downlink_bytes"] > 0
+
+
+def test_init_is_the_given_model(runner):
+    chex.assert_trees_all_equal(runner.state.params, jax.tree.map(jnp.array, PARAMS))
+    for leaf in jax.tree.leaves(getattr(runner.state, "clients", ())):
+        assert leaf.shape[0] == len(SIZES)
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+
+
+def test_the_state_keeps_structure_shapes_and_dtypes(runner, expected):
+    chex.assert_trees_all_equal_shapes_and_dtypes(expected[0], runner.state)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16])
+def test_the_state_keeps_low_precision(runner, dtype):
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), PARAMS)
+    state = runner.algorithm.init(params, len(SIZES))
+    cohort = runner.plan([0, 2, 4], 0)
+    cohort = dataclasses.replace(
+        cohort, examples=cohort.examples | {"x": cohort.examples["x"].astype(dtype)}
+    )
+    after, _ = jax.eval_shape(runner.algorithm.round, state, cohort, KEYS[0])
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+
+
+def test_metrics_are_flat(runner, expected):
+    for metrics in expected[1]:
+        for name, value in metrics.items():
+            assert isinstance(name, str)
+            assert isinstance(value, jax.Array)
+            assert value.shape in ((), (6,)), name
+
+
+def test_order_of_clients_does_not_matter(runner, expected):
+    assert_same(runner([ids[::-1] for ids in COHORTS]), expected)
+
+
+def test_a_client_without_examples_changes_nothing(runner, expected):
+    got = runner([[ids[0], 3, *ids[1:]] for ids in COHORTS])
+    assert_same(got, expected)
+    for clients, first in zip(
+        jax.tree.leaves(getattr(got[0], "clients", ())),
+        jax.tree.leaves(getattr(runner.state, "clients", ())),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(clients[3], first[3])
+
+
+def test_clients_outside_a_cohort_keep_their_state(runner):
+    state, _ = runner.round(runner.state, runner.plan(COHORTS[0], 0), KEYS[0])
+    others = np.setdiff1d(np.arange(len(SIZES)), COHORTS[0])
+    for after, before in zip(
+        jax.tree.leaves(getattr(state, "clients", ())),
+        jax.tree.leaves(getattr(runner.state, "clients", ())),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(after[others], before[others])
+        moved = np.abs(after - before).reshape(len(SIZES), -1).max(1) > 0
+        assert moved[COHORTS[0]].all()
+
+
+def test_one_trace_serves_every_round(runner, expected):
+    before = runner.traces
+    runner()
+    runner([[1], [], [3, 2, 6, 7, 5, 4]])
+    assert runner.traces == before
+    assert runner.traces == 1
+
+
+def test_eager_blocks_of_3_equal_compiled_blocks_of_1(runner):
+    how = Execution(block_size=3)
+    eager, metrics = runner.algorithm.round(
+        runner.state, runner.plan(COHORTS[0], 0, how), KEYS[0]
+    )
+    compiled, same = runner.round(runner.state, runner.plan(COHORTS[0], 0), KEYS[0])
+    assert_same((eager, [metrics]), (compiled, [same]))
+
+
+def test_eight_devices_equal_one(runner, expected):
+    mesh = client_mesh(jax.devices()[:8])
+    how = Execution(block_size=2, mesh=mesh, steps_per_check=2)
+    assert_same(runner(how=how, round=jax.jit(runner.algorithm.round)), expected)
+
+
+def test_seeds_are_an_axis(runner):
+    def shifted(by):
+        params = jax.tree.map(lambda p: p + by, runner.state.params)
+        return runner.state._replace(params=params)
+
+    runs = [
+        (shifted(s / 4), runner.plan(ids, s), KEYS[s]) for s, ids in enumerate(COHORTS)
+    ]
+    together = jax.jit(jax.vmap(runner.algorithm.round))(*stacked(runs))
+    chex.assert_trees_all_close(
+        together, stacked([runner.round(*args) for args in runs]), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_scan_over_rounds_without_padding_equals_a_loop_with_padding(
+    runner, expected
+):
+    plans = stacked([runner.plan(ids, t, slots=4) for t, ids in enumerate(COHORTS)])
+    assert plans.client_mask.all()
+    state, metrics = jax.jit(
+        lambda state: jax.lax.scan(
+            lambda s, xs: runner.algorithm.round(s, *xs), state, (plans, KEYS)
+        )
+    )(runner.state)
+    each = [jax.tree.map(lambda x, t=t: x[t], metrics) for t in range(len(COHORTS))]
+    assert_same((state, each), expected)
+
+
+def test_the_method_is_described(runner):
+    algorithm: Algorithm = runner.algorithm
+    assert algorithm.name == algorithm.name.lower()
+    config: Any = algorithm.config
+    assert dataclasses.is_dataclass(config)
+    assert algorithm.work.batch_size == FEDAVG.batch_size
+    assert hash(config) is not None, "frozen"
