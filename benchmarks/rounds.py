@@ -26,7 +26,8 @@ def engine(args: argparse.Namespace) -> tuple[list[float], dict]:
     import workloads
 
     from fedjax_core import plan
-    from fedjax_core.devices import Spec, ship
+    from fedjax_core.devices import ship, ship_cohort
+    from fedjax_core.rounds import compiler_options
 
     data, algorithm = workloads.data(args.workload), workloads.algorithm(args.workload)
     how = workloads.execution_from(args)
@@ -36,7 +37,9 @@ def engine(args: argparse.Namespace) -> tuple[list[float], dict]:
     )
     examples = ship(dict(data.train.examples), how.mesh)
     state = ship(algorithm.init(params, data.num_clients), how.mesh)
-    run = jax.jit(algorithm.round, donate_argnums=0)
+    run = jax.jit(
+        algorithm.round, donate_argnums=0, compiler_options=compiler_options()
+    )
     seconds, steps, planning = [], [], []
     loss = 0.0
     for t, ids in enumerate(workload_data.cohorts(args.workload, args.rounds)):
@@ -46,17 +49,13 @@ def engine(args: argparse.Namespace) -> tuple[list[float], dict]:
         )
         cohort = draft.build(plan.fit([draft], usual), num_clients=data.num_clients)
         planning.append(time.perf_counter() - clock)
-        whole = jax.tree.map(lambda _: Spec(), cohort)
-        spec = dataclasses.replace(
-            whole, queue=type(cohort.queue)(*[Spec("clients")] * len(cohort.queue))
-        )
-        cohort = dataclasses.replace(ship(cohort, how.mesh, spec), examples=examples)
+        cohort = dataclasses.replace(ship_cohort(cohort, how.mesh), examples=examples)
         state, metrics = run(state, cohort, jax.random.key(t))
         loss = float(metrics["train_loss"])
         seconds.append(time.perf_counter() - clock)
         steps.append(int(draft.steps.sum()))
     return seconds, {
-        "compilations": run._cache_size(),
+        "compilations": run._cache_size(),  # type: ignore[attr-defined]
         "steps_per_round": sorted(steps)[len(steps) // 2],
         "planning_s": round(sorted(planning)[len(planning) // 2], 4),
         "train_loss": loss,

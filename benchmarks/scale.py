@@ -49,7 +49,9 @@ def round_memory(data, algorithm, model, how, cohort_size: int) -> int:
     compiled = (
         jax.jit(algorithm.round).lower(state, cohort, jax.random.key(0)).compile()
     )
-    return compiled.memory_analysis().temp_size_in_bytes
+    memory = compiled.memory_analysis()
+    assert memory is not None  # every backend of ours reports it
+    return memory.temp_size_in_bytes
 
 
 def main() -> None:

@@ -40,18 +40,19 @@ def main() -> None:
         )
         return result, time.perf_counter() - clock
 
-    ratios, whole = [], []
+    ratios, whole, compilations = [], [], 0
     for _ in range(args.repeats):
         single, single_s = run(0)
         several, several_s = run(range(args.seeds))
         ratios.append(several.seconds / single.seconds)
         whole.append(several_s / single_s)
+        compilations = several.compilations
     line = {
         "benchmark": "seeds",
         "seeds": args.seeds,
         "rounds_ratio_median": round(float(np.median(ratios)), 2),
         "whole_call_ratio_median": round(float(np.median(whole)), 2),
-        "compilations": several.compilations,
+        "compilations": compilations,
     }
     print(json.dumps(line), flush=True)
 

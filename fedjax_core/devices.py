@@ -1,5 +1,6 @@
 """Devices: host devices asked for early, the mesh of clients, shipping arrays to it."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.types import PyTree
+from fedjax_core.types import Cohort, PyTree, Queue
 
 Spec = jax.sharding.PartitionSpec
 
@@ -88,3 +89,25 @@ def ship(tree: PyTree, mesh: jax.sharding.Mesh | None, spec: Any = None) -> PyTr
     return jax.tree.map(
         put, sharding, tree, is_leaf=lambda s: isinstance(s, jax.sharding.Sharding)
     )
+
+
+def ship_cohort(
+    cohort: Cohort, mesh: jax.sharding.Mesh | None, lead: int = 0
+) -> Cohort:
+    """Puts a planned cohort on the devices, each device's queue on that device.
+
+    Args:
+      cohort: NumPy arrays, as `plan.Draft.build` makes them.
+      mesh: where to, or None for the default device.
+      lead: axes in front of every array, over rounds and seeds.
+    """
+    mine: Any = Spec(*[None] * lead, "clients")
+    spec: Any = jax.tree.map(lambda _: Spec(), cohort)
+    examples = cohort.examples
+    if examples is not None:
+        whole = Spec() if not cohort.sharded_examples else mine
+        examples = dict.fromkeys(examples, whole)
+    spec = dataclasses.replace(
+        spec, queue=Queue(mine, mine, mine, mine), examples=examples
+    )
+    return ship(cohort, mesh, spec)

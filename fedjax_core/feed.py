@@ -8,18 +8,18 @@ the drawn clients. Both make the same cohorts.
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_core.data import Packed
-from fedjax_core.devices import Spec, ship
+from fedjax_core.devices import ship, ship_cohort
 from fedjax_core.execution import round_operations
 from fedjax_core.participation import Participation
 from fedjax_core.plan import Capacity, Draft, fit, usual_capacity
 from fedjax_core.result import Result
-from fedjax_core.types import Cohort, Execution, LocalWork, Queue
+from fedjax_core.types import Cohort, Execution, LocalWork
 
 _CHUNK_OPERATIONS = 5e10
 _CHUNK_BYTES = 2**26
@@ -127,18 +127,9 @@ class Feed:
         return Chunk(
             first,
             [[d.client_ids for d in row] for row in drafts],
-            ship(cohorts, self.execution.mesh, self._spec(cohorts)),
+            ship_cohort(cohorts, self.execution.mesh, lead=2),
             np.array([[d.steps.sum() for d in row] for row in drafts]),
         )
-
-    def _spec(self, cohorts: Cohort) -> Cohort:
-        by_device = Spec(None, None, "clients")
-        whole = jax.tree.map(lambda _: Spec(), cohorts)
-        examples = None
-        if cohorts.examples is not None:
-            examples = dict.fromkeys(cohorts.examples, by_device)
-        queue: Any = Queue(*[cast(Any, by_device)] * len(Queue._fields))
-        return dataclasses.replace(whole, queue=queue, examples=examples)
 
     def _build(self, draft: Draft, capacity: Capacity) -> Cohort:
         return draft.build(

@@ -128,6 +128,32 @@ class Conv(nn.Module):
         return conv(x, kernel, self.padding, self.lowering) + bias[None, None, None]
 
 
+class Dense(nn.Module):
+    """An affine map whose kernel is stored [F, C], one row per output.
+
+    That is the transpose of flax's own: with few examples in a batch and many features
+    a row, the products of the backward pass and the update run along long rows.
+
+    Attributes:
+      features: F, features of the output.
+      kernel_init: initialiser of the kernel, given the shape [F, C]; the bias [F]
+        starts at 0.
+    """
+
+    features: int
+    kernel_init: nn.initializers.Initializer = nn.initializers.glorot_uniform(
+        in_axis=-1, out_axis=-2
+    )
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Maps [B, C] to [B, F]."""
+        shape = (self.features, x.shape[-1])
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        return lax.dot_general(x, kernel, (((1,), (1,)), ((), ()))) + bias[None]
+
+
 def _resolve(lowering: Lowering) -> Lowering:
     check.one_of(_LOWERINGS, lowering=lowering)
     if lowering == "auto":

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_core.map import all_finite, sum_of_squares
 from fedjax_core.metrics import Mean
 from fedjax_core.types import Batch, ClientProgram, Key, LossFn, Params
 
@@ -78,6 +79,15 @@ def local_sgd(
     def finish(params, carry, client_state, key):
         del key
         delta = jax.tree.map(jnp.subtract, carry.params, params)
-        return delta, client_state, {"train_loss": carry.train_loss}
+        # Local parameters that are finite and not huge prove the delta finite. Looking
+        # at them, XLA adds the delta up without writing it out first.
+        finite = jax.lax.cond(
+            jnp.isfinite(sum_of_squares(carry.params)),
+            lambda: jnp.bool_(True),
+            lambda: all_finite(jax.tree.map(jnp.subtract, carry.params, params)),
+        )
+        failure = jnp.where(finite, 0, 1)
+        metrics = {"train_loss": carry.train_loss, "failure": failure}
+        return delta, client_state, metrics
 
     return ClientProgram(init, step, finish)

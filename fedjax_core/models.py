@@ -11,10 +11,8 @@ import flax.linen as nn
 import jax
 
 from fedjax_core import check
-from fedjax_core.layers import Conv, Lowering, max_pool
+from fedjax_core.layers import Conv, Dense, Lowering, max_pool
 from fedjax_core.model import Model, classifier
-
-_GLOROT = nn.initializers.glorot_uniform()
 
 
 class MLP(nn.Module):
@@ -32,8 +30,8 @@ class MLP(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, num_features] to logits [B, num_classes]."""
         for width in self.hidden:
-            x = nn.relu(nn.Dense(width, kernel_init=_GLOROT)(x))
-        return nn.Dense(self.num_classes, kernel_init=_GLOROT)(x)
+            x = nn.relu(Dense(width)(x))
+        return Dense(self.num_classes)(x)
 
 
 class CNN(nn.Module):
@@ -60,8 +58,8 @@ class CNN(nn.Module):
         # ReLU is monotone, so pooling first gives the same on a quarter of the values.
         x = nn.relu(max_pool(x, lowering=self.lowering))
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=_GLOROT)(x))
-        return nn.Dense(self.num_classes, kernel_init=_GLOROT)(x)
+        x = nn.relu(Dense(self.hidden)(x))
+        return Dense(self.num_classes)(x)
 
 
 def logistic_regression(num_features: int, num_classes: int) -> Model:

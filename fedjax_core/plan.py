@@ -9,12 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data import Packed
+from fedjax_core.devices import ship_cohort
 from fedjax_core.random import hash64
 from fedjax_core.types import Cohort, Execution, LocalWork, Queue
 
@@ -336,4 +335,4 @@ def plan_round(
     capacity = fit([draft], usual_capacity(train.sizes, work, execution, size))
     cohort = draft.build(capacity, num_clients=train.num_clients)
     examples: Any = dict(train.examples)
-    return jax.tree.map(jnp.asarray, dataclasses.replace(cohort, examples=examples))
+    return ship_cohort(dataclasses.replace(cohort, examples=examples), execution.mesh)

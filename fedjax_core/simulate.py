@@ -362,7 +362,7 @@ def _refuse(
     result: Callable[[], Result],
 ) -> None:
     """Raises where excluded clients can't be passed over."""
-    nobody = (metrics["num_clients"] == 0) & (metrics["excluded_clients"] > 0)
+    nobody = (metrics["valid_clients"] == 0) & (metrics["excluded_clients"] > 0)
     if not strict and not nobody.any():
         return
     lost = {(first + k + 1, seeds[s]) for k, s in np.argwhere(nobody)}

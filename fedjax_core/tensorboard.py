@@ -8,7 +8,7 @@ from fedjax_core.simulate import Report
 
 
 class TensorBoard:
-    """Writes every metric of every seed: ``simulate(..., callbacks=[TensorBoard(dir)])``.
+    """Writes every metric of every seed; pass it in ``callbacks`` of `simulate`.
 
     Args:
       path: directory of the event files; seed s writes to ``path/seed_s``.
@@ -26,7 +26,10 @@ class TensorBoard:
                 "TensorBoard needs tensorboardX: pip install 'fedjax_core[tensorboard]'"
             ) from error
         seeds = (seeds,) if isinstance(seeds, int) else tuple(seeds)
-        self._writers = [SummaryWriter(str(Path(path) / f"seed_{s}")) for s in seeds]
+        # Events reach the file a second later at most, to be watched live.
+        self._writers = [
+            SummaryWriter(str(Path(path) / f"seed_{s}"), flush_secs=1) for s in seeds
+        ]
 
     def __call__(self, report: Report) -> None:
         """Writes what `report` holds, round by round."""
@@ -37,4 +40,8 @@ class TensorBoard:
                     writer.add_scalar(f"train/{name}", float(value), first + k)
             for name, value in report.evaluation.items():
                 writer.add_scalar(f"evaluation/{name}", float(value[s]), report.round)
-            writer.flush()
+
+    def close(self) -> None:
+        """Writes what is still queued; happens by itself when Python exits."""
+        for writer in self._writers:
+            writer.close()

@@ -104,9 +104,13 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
         update, inner, metrics = program.finish(shared, carry, inner, key)
         message = Message(update, jnp.float32(dense_bits(update)))
         sent, kept = transform.apply(message, kept, jax.random.fold_in(key, 1))
-        before, after = all_finite((update, inner)), all_finite((sent.update, kept))
-        failure = jnp.where(before, jnp.where(after, 0, 2), 1)
-        metrics = metrics | {"uplink_bytes": Sum(sent.bits / 8), "failure": failure}
+        if "failure" not in metrics:
+            metrics["failure"] = jnp.where(all_finite((update, inner)), 0, 1)
+        if sent.update is not update:
+            late = jnp.where(all_finite((sent.update, kept)), 0, 2)
+            early = metrics["failure"]
+            metrics["failure"] = jnp.where(early > 0, early, late)
+        metrics["uplink_bytes"] = Sum(sent.bits / 8)
         return sent.update, (inner, kept), metrics
 
     bound = transform.norm_bound(program.norm_bound)

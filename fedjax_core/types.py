@@ -10,7 +10,7 @@ PyTree = Any
 Params = PyTree
 Key = jax.Array
 Batch = Mapping[str, jax.Array]
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]
 
 LossFn = Callable[[Params, Batch, Key], jax.Array]
 """``loss_fn(params, batch, key)``: per-example losses, ``[B]``.
@@ -30,8 +30,10 @@ class ClientProgram(NamedTuple):
         `batch` are ``[B, ...]``; ``batch["example_mask"]`` is bool ``[B]``. The key is
         the client's key folded with the step's index.
       finish: ``(shared, carry, client_state, key) -> (update, client_state, metrics)``.
-        Values of `metrics` are `Mean` or `Sum` (see `fedjax_core.metrics`); an entry
-        "failure", int32, may say at which of `fedjax_core.map.STAGES` the update broke.
+        Values of `metrics` are `Mean` or `Sum` (see `fedjax_core.metrics`); with
+        an entry "failure", int32, a program says itself at which of
+        `fedjax_core.map.STAGES` its update stopped being finite, 0 if it did not;
+        without one the engine looks at update and client state.
       norm_bound: an upper bound on the L2 norm of any `update`, infinite when nothing
         bounds it. Noise is calibrated to it, see `fedjax_core.privacy`.
     """

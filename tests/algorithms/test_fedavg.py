@@ -71,7 +71,7 @@ def test_rounds_match_the_paper(config):
         steps = {i: len(batches) for i, batches in orders.items()}
         train_loss = sum(losses[i] * steps[i] for i in orders) / sum(steps.values())
         np.testing.assert_allclose(metrics["train_loss"], train_loss, rtol=1e-5)
-        assert metrics["num_clients"] == len(orders)
+        assert metrics["valid_clients"] == len(orders)
         assert metrics["num_examples"] == sum(SIZES[i] for i in orders)
         size = 4 * 12  # float32
         assert (
@@ -105,7 +105,7 @@ def test_row_32_one_full_step_of_everyone_is_gradient_descent():
         # loss counts steps, so each client once.
         expected = {name: p - 0.5 * gradient[name] for name, p in expected.items()}
         assert_close(state.params, expected)
-        assert metrics["num_clients"] == 7
+        assert metrics["valid_clients"] == 7
         assert metrics["train_loss"] != pytest.approx(loss)
 
 
@@ -175,7 +175,7 @@ def test_a_round_of_nobody_keeps_the_model(run):
     new, metrics = run(algorithm.round)(state, cohort, KEY)
     for name in PARAMS:
         np.testing.assert_array_equal(new.params[name], PARAMS[name])
-    assert metrics["num_clients"] == 0
+    assert metrics["valid_clients"] == 0
     assert metrics["uplink_bytes"] == metrics["downlink_bytes"] == 0
 
 

@@ -189,7 +189,7 @@ def test_a_round_of_nobody_keeps_everything(run):
     new, metrics = run(algorithm.round)(state, cohort, KEY)
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert metrics["num_clients"] == 0
+    assert metrics["valid_clients"] == 0
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def loop(ids, sizes, work, x, shared, weights, state):
     metrics = {
         "loss": total_loss[0] / total_loss[1],
         "seen": sum(seen),
-        "num_clients": len(rows),
+        "valid_clients": len(rows),
         "num_examples": w[:, 0].sum(),
         "excluded_clients": 0,
     }
@@ -239,7 +239,7 @@ def test_a_cohort_of_nobody_reduces_to_nothing():
     for name in ("by_examples", "uniform", "by_array", "total", "weighted_total"):
         np.testing.assert_array_equal(got.update[name], [0, 0])
     np.testing.assert_array_equal(got.update["stack"], np.zeros((C, 2)))
-    assert got.metrics["num_clients"] == 0
+    assert got.metrics["valid_clients"] == 0
     assert np.isnan(got.metrics["loss"])
 
 
@@ -282,7 +282,7 @@ def filled(ids, value):
 def test_row_1_everyone_is_empty():
     got, _ = trained([3])
     chex.assert_trees_all_equal(got.update, jax.tree.map(jnp.zeros_like, PARAMS))
-    assert got.metrics["num_clients"] == 0
+    assert got.metrics["valid_clients"] == 0
     assert got.metrics["excluded_clients"] == 0
 
 
@@ -348,7 +348,7 @@ def test_row_6_a_client_without_a_full_batch_does_not_dilute_the_mean():
     together, _ = trained([0, 1], by="uniform", work=work)
     alone, _ = trained([1], by="uniform", work=work)
     assert_same(together.update, alone.update)
-    assert together.metrics["num_clients"] == 1
+    assert together.metrics["valid_clients"] == 1
     assert together.metrics["num_examples"] == 7
 
 
@@ -456,7 +456,7 @@ def test_row_19_a_broken_client_is_excluded_counted_and_named(name, bad):
     assert [STAGES[f] for f in got.failure[:4]] == ["", "transform", "", "local update"]
     np.testing.assert_array_equal(got.valid, [True, False, True, False, True, False])
     assert got.metrics["excluded_clients"] == 2
-    assert got.metrics["num_clients"] == 3
+    assert got.metrics["valid_clients"] == 3
     np.testing.assert_array_equal(got.client_state[1], [0, 11, 2, 13, 4, 15])
     others = result([5, 3, 1])
     np.testing.assert_allclose(got.update, 1.0, rtol=1e-6)
@@ -467,7 +467,7 @@ def test_row_19_a_broken_client_is_excluded_counted_and_named(name, bad):
     nobody = result([2, 4])
     assert nobody.update == 0
     assert nobody.metrics["excluded_clients"] == 2
-    assert nobody.metrics["num_clients"] == 0
+    assert nobody.metrics["valid_clients"] == 0
 
 
 def test_row_19_a_nan_in_the_data_reaches_only_its_client():

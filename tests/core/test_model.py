@@ -69,7 +69,7 @@ def test_cross_entropy_and_accuracy_match_the_formula():
     params = model.init(KEY)
     (dense,) = params.values()
     kernel, bias = np.asarray(dense["kernel"]), np.asarray(dense["bias"])
-    logits = np.asarray(batch["x"], np.float64) @ kernel + bias
+    logits = np.asarray(batch["x"], np.float64) @ kernel.T + bias
     y = np.asarray(batch["y"])
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), y]
     metrics = model.metrics(params, batch)

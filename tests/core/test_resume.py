@@ -171,7 +171,7 @@ def test_cohorts_that_outgrow_their_buffers_resume_to_the_same_bits(tmp_path):
         "checkpoint_every": 4,
     }
     whole = run(run_dir=tmp_path / "whole", **options)
-    assert len(np.unique(whole.train["num_clients"])) > 2
+    assert len(np.unique(whole.train["valid_clients"])) > 2
     run(run_dir=tmp_path / "cut", callbacks=stop_at(8), **options)
     resumed = run(run_dir=tmp_path / "cut", resume=True, **options)
     assert_same(resumed, whole)

