@@ -120,7 +120,7 @@ def test_rounds_move_the_model_and_stay_finite(runner, expected):
     ):
         assert np.all(np.abs(before - after).max() > 1e-3)
     for m in metrics:
-        assert m["num_clients"] == 4
+        assert m["valid_clients"] == 4
         assert m["excluded_clients"] == 0
         assert 0 < m["train_loss"] < 10
         assert m["uplink_bytes"] > 0
