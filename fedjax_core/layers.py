@@ -131,8 +131,9 @@ class Conv(nn.Module):
 class Dense(nn.Module):
     """An affine map whose kernel is stored [F, C], one row per output.
 
-    That is the transpose of flax's own: with few examples in a batch and many features
-    a row, the products of the backward pass and the update run along long rows.
+    That is the transpose of flax's own, for output layers: the number of classes seldom
+    fills vector registers, the number of features does, and the products of the
+    backward pass and the update then run along rows of features.
 
     Attributes:
       features: F, features of the output.

@@ -14,6 +14,8 @@ from fedjax_core import check
 from fedjax_core.layers import Conv, Dense, Lowering, max_pool
 from fedjax_core.model import Model, classifier
 
+_GLOROT = nn.initializers.glorot_uniform()
+
 
 class MLP(nn.Module):
     """Dense layers with ReLU between them; with no hidden layer it is linear.
@@ -30,7 +32,7 @@ class MLP(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, num_features] to logits [B, num_classes]."""
         for width in self.hidden:
-            x = nn.relu(Dense(width)(x))
+            x = nn.relu(nn.Dense(width, kernel_init=_GLOROT)(x))
         return Dense(self.num_classes)(x)
 
 
@@ -58,7 +60,7 @@ class CNN(nn.Module):
         # ReLU is monotone, so pooling first gives the same on a quarter of the values.
         x = nn.relu(max_pool(x, lowering=self.lowering))
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(Dense(self.hidden)(x))
+        x = nn.relu(nn.Dense(self.hidden, kernel_init=_GLOROT)(x))
         return Dense(self.num_classes)(x)
 
 
