@@ -1,0 +1,80 @@
+"""The command line: what a new user types, right and wrong."""
+
+import json
+
+import pytest
+
+from fedjax_core.experiments import cli, quickstart
+
+
+def run(*argv: str) -> int:
+    return cli.main(["run", *argv])
+
+
+def test_list_shows_every_experiment(capsys):
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in cli.EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", cli.EXPERIMENTS)
+def test_every_experiment_keeps_the_protocol(name):
+    module = __import__(f"fedjax_core.experiments.{name}", fromlist=["main"])
+    assert {"default", "smoke"} <= set(module.PRESETS)
+    assert all(isinstance(p, module.Experiment) for p in module.PRESETS.values())
+
+
+def test_an_unknown_name_suggests_the_nearest(capsys):
+    assert run("quikstart") == 2
+    assert "Did you mean 'quickstart'?" in capsys.readouterr().err
+
+
+def test_run_alone_lists_the_experiments(capsys):
+    assert run() == 2
+    assert "quickstart" in capsys.readouterr().out
+    assert run("--help") == 0
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run("quickstart", "--help")
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    for option in ("--preset", "--devices", "--rounds", "--algorithm.client-lr"):
+        assert option in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--rounds", "many"], "many"),
+        (["--no-such-option", "1"], "no-such-option"),
+        (["--preset", "huge"], "huge"),
+        (["--devices", "0"], "devices"),
+        (["--algorithm.client-lr", "-1"], "client_lr must be > 0"),
+    ],
+)
+def test_wrong_options_end_with_status_2(argv, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run("quickstart", *argv)
+    assert stopped.value.code == 2
+    out = capsys.readouterr()
+    assert message in out.err + out.out
+
+
+def test_the_quickstart_leaves_its_record_and_shows_it_again(tmp_path, capsys):
+    out = tmp_path / "record"
+    options = ["--preset", "smoke", "--devices", "8", "--out", str(out)]
+    assert run("quickstart", *options) == 0
+    first = capsys.readouterr().out
+    assert "test accuracy" in first
+    assert "rounds/s" in first
+    assert str(out) in first.replace("\n", "")
+    assert (out / "test_accuracy.png").stat().st_size > 10_000
+    config = json.loads((out / "config.json").read_text())
+    assert config["rounds"] == quickstart.PRESETS["smoke"].rounds
+
+    assert run("quickstart", *options) == 0
+    assert "test accuracy" in capsys.readouterr().out
+    assert run("quickstart", *options, "--algorithm.client-lr", "0.2") == 2
+    assert "client_lr" in capsys.readouterr().err
