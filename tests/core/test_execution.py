@@ -1,0 +1,77 @@
+"""The execution chosen from devices, memory and the size of a round."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_core import Execution, LocalWork, Packed, client_mesh, models
+from fedjax_core import execution as execution_lib
+
+
+def population(num_clients: int, features: int, size: int = 10) -> Packed:
+    n = num_clients * size
+    examples = {"x": np.zeros((n, features), np.float32), "y": np.zeros(n, np.int32)}
+    return Packed(examples, np.arange(num_clients + 1) * size)
+
+
+def choose(train: Packed, features: int, cohort_size: float) -> Execution:
+    model = models.logistic_regression(features, 3)
+    work = LocalWork(batch_size=5, epochs=2)
+    return execution_lib.choose_execution(model, train, work, cohort_size)
+
+
+def test_operations_count_parameters_examples_and_visits():
+    work = LocalWork(batch_size=5, epochs=2)
+    operations = execution_lib.round_operations(population(4, 2), work, 100, 3)
+    assert operations == 6 * 100 * (3 * 10 * 2)  # 3 clients, 10 examples, twice
+
+
+def test_small_rounds_stay_on_one_device_and_large_ones_use_all():
+    assert choose(population(10, 4), 4, 5) == Execution(mesh=None)
+    assert choose(population(10, 4), 4, 10**7) == Execution(mesh=client_mesh())
+
+
+def test_a_client_needs_its_models_and_what_the_backward_pass_keeps():
+    work = LocalWork(batch_size=5)
+    wide = models.mlp(7, 3, hidden=(50,))
+    params = wide.init(jax.random.key(0))
+    assert execution_lib.num_bytes(params) == 4 * execution_lib.num_parameters(params)
+    need = execution_lib.client_bytes(wide, params, population(2, 7), work)
+    models_alone = 4 * execution_lib.num_bytes(params)
+    hidden = 5 * 50 * 4
+    assert models_alone + 2 * hidden <= need
+    assert need <= models_alone + 2 * (execution_lib.num_bytes(params) + 20 * hidden)
+
+
+@pytest.mark.parametrize(
+    ("free", "cohort", "block"),
+    [
+        (2**34, 8 * 6, 8),  # a device's share of 6 clients, rounded up
+        (2**34, 8 * 64, 64),
+        (2**16, 8 * 64, None),  # memory decides
+        (0, 8 * 64, 1),
+    ],
+)
+def test_memory_and_the_cohort_decide_the_block_of_an_accelerator(
+    free, cohort, block, monkeypatch
+):
+    device = types.SimpleNamespace(
+        memory_stats=lambda: {"bytes_limit": 2**35, "bytes_in_use": 2**35 - free}
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    train = population(10, 4)
+    how = choose(train, 4, cohort)
+    assert how.mesh == client_mesh()
+    assert how.steps_per_check > 1
+    if block is None:
+        model = models.logistic_regression(4, 3)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        one = execution_lib.client_bytes(model, params, train, LocalWork(batch_size=5))
+        assert 1 < how.block_size < 64
+        assert how.block_size * one <= free / 2 < 2 * how.block_size * one + free / 4
+        assert how.block_size & (how.block_size - 1) == 0
+    else:
+        assert how.block_size == block
