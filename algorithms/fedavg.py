@@ -43,7 +43,7 @@ class Config:
       local_epochs: passes over a client's examples per round.
       local_steps: local steps per round instead of epochs, the same for every client.
       weights: "examples" weighs clients by how many examples they hold, "uniform"
-        counts each once.
+        counts each once; another `reduce` given to `make` brings its own weights.
       drop_remainder: leave out an epoch's short batch.
     """
 
@@ -129,5 +129,15 @@ def make(
         return State(params, opt_state, results.client_state), metrics
 
     return Algorithm(
-        name="fedavg", config=config, work=config.work, init=init, round=round
+        name="fedavg",
+        config=config,
+        work=config.work,
+        init=init,
+        round=round,
+        parts={
+            "client_optimizer": "custom" if client_optimizer else "sgd",
+            "server_optimizer": "custom" if server_optimizer else "sgd",
+            "transform": transform.name,
+            "reduce": reduce.name,
+        },
     )

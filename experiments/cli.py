@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="fedjax-core", description="Federated-learning simulation in JAX."
     )
+    version = f"%(prog)s {importlib.metadata.version('fedjax_core')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("list", help="list the experiments")
     run = commands.add_parser(

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import Result, models, simulate
+from fedjax_core import Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import digits, partition
 
@@ -41,6 +41,16 @@ class Experiment:
     num_seeds: int = 5
     hidden: tuple[int, ...] = (100,)
     out: Path = Path("runs/quickstart")
+
+    def __post_init__(self):
+        check.positive(alpha=self.alpha)
+        check.positive_int(
+            num_clients=self.num_clients,
+            cohort_size=self.cohort_size,
+            rounds=self.rounds,
+            num_seeds=self.num_seeds,
+        )
+        check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
 PRESETS = {

@@ -58,4 +58,9 @@ def top_k(rate: float, *, residual: bool = True) -> Transform:
         bits = k * (32 + (d - 1).bit_length())
         return Message(sent, jnp.float32(bits)), state
 
-    return Transform(init, apply, lambda bound: math.inf if residual else bound)
+    return Transform(
+        init,
+        apply,
+        lambda bound: math.inf if residual else bound,
+        f"top_k({rate}, residual={residual})",
+    )

@@ -67,7 +67,9 @@ def choose_execution(
     that the population leaves free, a power of two, and the step count is looked at
     every eighth step.
     """
-    params = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.eval_shape(
+        lambda: jax.tree.map(jnp.asarray, model.init(jax.random.key(0)))
+    )
     mesh = client_mesh()
     if jax.default_backend() == "cpu":
         work_per_round = round_operations(

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_core.data import Packed
 from fedjax_core.devices import ship, ship_cohort
 from fedjax_core.execution import round_operations
-from fedjax_core.participation import Participation
+from fedjax_core.participation import Participation, Poisson
 from fedjax_core.plan import Capacity, Draft, fit, usual_capacity
 from fedjax_core.result import Result
 from fedjax_core.types import Cohort, Execution, LocalWork
@@ -42,7 +42,24 @@ class Chunk(NamedTuple):
     first: int  # the first round's number
     client_ids: list[list[np.ndarray]]  # [rounds][seeds]
     cohorts: Cohort  # leaves [K, S, ...]; K - rounds at the end are padding
-    steps: np.ndarray  # [rounds, S], local steps that the cohorts ask for
+
+
+def check_shippable(train: Packed) -> None:
+    """Raises where jax can't hold the examples as they are, naming the array."""
+    limits = np.iinfo(np.int32)
+    for name, array in train.examples.items():
+        if array.dtype.kind in "SUmM":
+            raise TypeError(
+                f"examples {name!r} must be numbers to train on, got {array.dtype}."
+            )
+        held = jax.dtypes.canonicalize_dtype(array.dtype)
+        narrowed = array.dtype.kind in "iu" and held != array.dtype
+        if narrowed and array.size:
+            low, high = array.min(), array.max()
+            if low < limits.min or high > limits.max:
+                raise ValueError(
+                    f"examples {name!r} must fit int32, got values in [{low}, {high}]."
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +112,13 @@ class Feed:
             round=round,
             execution=self.execution,
         )
-        if len(draft.client_ids) and not draft.steps.any():
+        # Under Poisson participation a round may go without: it is as good as a draw of
+        # nobody, and whether the run goes on must not depend on the data.
+        if (
+            len(draft.client_ids)
+            and not draft.steps.any()
+            and not isinstance(self.participation, Poisson)
+        ):
             some = ", ".join(map(str, draft.client_ids[:5]))
             hint = (
                 f" (drop_remainder leaves out clients with fewer than "
@@ -104,7 +127,7 @@ class Feed:
                 else ""
             )
             raise EmptyCohortError(
-                f"round {round} of seed {seed}: none of the {len(draft.client_ids)} "
+                f"round {round + 1}, seed {seed}: none of the {len(draft.client_ids)} "
                 f"drawn clients ({some}{', ...' if len(draft.client_ids) > 5 else ''}) "
                 f"has an example to train on{hint}."
             )
@@ -128,7 +151,6 @@ class Feed:
             first,
             [[d.client_ids for d in row] for row in drafts],
             ship_cohort(cohorts, self.execution.mesh, lead=2),
-            np.array([[d.steps.sum() for d in row] for row in drafts]),
         )
 
     def _build(self, draft: Draft, capacity: Capacity) -> Cohort:

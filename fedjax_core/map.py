@@ -34,9 +34,9 @@ class ClientResults(NamedTuple):
         "valid_clients", "num_examples", "excluded_clients"; "failure" ``[C]`` is as
         below.
       client_metrics: the program's metrics per client, ``[C]`` each.
-      failure: ``[C]`` int32 into `STAGES`: non-zero for a client whose update (or
-        state) had a NaN or an infinity. It is excluded from every reduction and its
-        state stays as it was.
+      failure: ``[C]`` int32 into `STAGES`: non-zero for a client whose update, state or
+        metrics (its loss, say) had a NaN or an infinity. It is excluded from every
+        reduction and its state stays as it was.
       valid: ``[C]`` bool, clients that count.
     """
 
@@ -104,6 +104,7 @@ def map_clients(
             failure = metrics.pop("failure", None)
             if failure is None:
                 failure = jnp.where(all_finite((update, new)), 0, 1)
+            failure = jnp.where((failure == 0) & ~all_finite(metrics), 1, failure)
             ok = (failure == 0) & (steps > 0)
             update = _where(ok, update, jax.tree.map(jnp.zeros_like, update))
             metrics = _where(ok, metrics, jax.tree.map(jnp.zeros_like, metrics))

@@ -19,7 +19,8 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
 
     C is the bound that the clients' program declares for one update, set by
     `transform.clip`. Clients count equally, as the bound on the sum requires, and the
-    noise is drawn in float32 once per round, also when no client took part. m is a
+    noise is drawn in float32 once per round, also when no client took part or, under
+    `Poisson` participation, none that did has an example. m is a
     constant, since the number of clients that took part is itself private under Poisson
     participation; pass ``participation.expected_cohort_size(num_clients)``. What a run
     spends is `privacy.epsilon` of the same participation and noise multiplier.
@@ -56,4 +57,5 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
         ]
         return treedef.unflatten(jax.tree.map(jnp.asarray, noisy))
 
-    return plain._replace(finish=finish)
+    name = f"gaussian_mean({noise_multiplier}, {expected_cohort_size})"
+    return plain._replace(finish=finish, name=name)

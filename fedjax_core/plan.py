@@ -93,7 +93,10 @@ class Draft:
         round: int,
         execution: Execution,
     ):
-        self.client_ids = np.asarray(client_ids, np.int64)
+        client_ids = np.asarray(client_ids)
+        if client_ids.size and client_ids.dtype.kind not in "iu":
+            raise TypeError(f"client_ids must be ints, got dtype {client_ids.dtype}.")
+        self.client_ids = client_ids.astype(np.int64)
         _check_ids(self.client_ids, len(offsets) - 1)
         self.offsets, self.work, self.execution = offsets, work, execution
         self.seed, self.round = seed, round

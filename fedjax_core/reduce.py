@@ -54,6 +54,7 @@ class Reduction(NamedTuple):
       finish: ``(accumulator, cast) -> result``.
       stacked: the engine keeps every update and `finish` gets them, ``[C, ...]`` in
         cohort order; the first three functions are not called.
+      name: what it is and its arguments, recorded with a run.
     """
 
     identity: Callable[[PyTree], PyTree]
@@ -61,6 +62,7 @@ class Reduction(NamedTuple):
     merge: Callable[[PyTree, str], PyTree]
     finish: Callable[[PyTree, Cast], PyTree]
     stacked: bool = False
+    name: str = "custom"
 
 
 def _weights(by: Any, arrivals: Arrivals) -> jax.Array:
@@ -101,7 +103,7 @@ def total(by: Any = "uniform") -> Reduction:
         _check_length(by, cast)
         return acc[0]
 
-    return mean(by)._replace(finish=finish)
+    return mean(by)._replace(finish=finish, name=f"total({_by_name(by)})")
 
 
 def mean(by: Any = "examples") -> Reduction:
@@ -130,7 +132,11 @@ def mean(by: Any = "examples") -> Reduction:
         scale = 1.0 / jnp.where(acc[1] > 0, acc[1], 1.0)
         return jax.tree.map(lambda s: s * scale.astype(s.dtype), acc[0])
 
-    return Reduction(identity, add, _psum, finish)
+    return Reduction(identity, add, _psum, finish, name=f"mean({_by_name(by)})")
+
+
+def _by_name(by: Any) -> str:
+    return by if isinstance(by, str) else "mixing weights"
 
 
 def _sum_dtype(dtype: Any) -> Any:

@@ -48,4 +48,4 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
 
         return jax.tree.map(one, updates)
 
-    return stack(finish)
+    return stack(finish)._replace(name=f"trimmed_mean({trim_fraction})")

@@ -13,6 +13,7 @@ from jax import lax
 from fedjax_core import random
 from fedjax_core.devices import Spec
 from fedjax_core.feed import Chunk
+from fedjax_core.map import all_finite
 from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree
 
 
@@ -41,11 +42,19 @@ def initial_state(
     seeds: Sequence[int],
     num_clients: int,
     mesh: jax.sharding.Mesh | None,
+    rows: int | None = None,
 ) -> PyTree:
-    """The algorithm's state before the first round, leaves ``[S, ...]``."""
+    """The algorithm's state before the first round, leaves ``[S, ...]``.
+
+    With `rows`, only the first so many rows of its field `clients` are kept, and XLA
+    does not make the others.
+    """
 
     def one(key):
-        return algorithm.init(init_params(random.stream(key, "params")), num_clients)
+        state = algorithm.init(init_params(random.stream(key, "params")), num_clients)
+        if rows is None or not hasattr(state, "clients"):
+            return state
+        return state._replace(clients=jax.tree.map(lambda x: x[:rows], state.clients))
 
     init = jax.jit(lambda keys: lax.map(one, keys), out_shardings=replicated(mesh))
     return init(seed_keys(seeds))
@@ -87,7 +96,10 @@ class CompiledRounds:
         def one(state, key, cohort, examples, round):
             if cohort.examples is None:
                 cohort = dataclasses.replace(cohort, examples=examples)
-            return algorithm.round(state, cohort, random.round_key(key, round))
+            state, metrics = algorithm.round(
+                state, cohort, random.round_key(key, round)
+            )
+            return state, metrics | {"finite_model": all_finite(state.params)}
 
         def chunk(state, keys, cohorts, examples, first, count):
             def run(k, state):

@@ -3,7 +3,7 @@
 ::
 
   config.json      everything that decides the numbers
-  versions.json    python, jax and package versions, devices
+  versions.json    python, jax and package versions, devices; one entry per change
   metrics.csv      one row per round and seed
   evaluations.csv  one row per evaluated round and seed
   excluded.csv     one row per client and round whose update was not finite
@@ -14,6 +14,7 @@ Files are replaced atomically or appended to before the checkpoint that covers t
 a kill at any moment leaves a directory that can be resumed.
 """
 
+import contextlib
 import csv
 import dataclasses
 import importlib.metadata
@@ -77,35 +78,60 @@ class RunDir:
       resume: continue what is there; without it the directory must be new or empty.
 
     Raises:
-      RunDirError: the directory holds something and `resume` is False, or it was
-        written with another config; the message names the first difference.
+      RunDirError: the directory holds something and `resume` is False, it was written
+        with another config (the message names the first difference), it is no run
+        directory, or another process is running in it.
     """
 
     def __init__(self, path: str | os.PathLike, config: dict[str, Any], resume: bool):
         self.path = Path(path).absolute()
         self._writes = jax.process_index() == 0
         config = json.loads(json.dumps(to_json(config)))
-        old = self.path / "config.json"
-        if self.path.exists() and any(self.path.iterdir()):
-            if not resume:
-                raise RunDirError(
-                    f"run_dir {str(path)!r} is not empty; pass resume=True to continue "
-                    f"it, or name a new directory."
-                )
-            if old.exists():
-                _check_same(path, json.loads(old.read_text()), config)
+        self._check(config, resume)
         if jax.process_count() > 1:  # everyone has looked before someone writes
             multihost_utils.sync_global_devices("run_dir")
-        if self._writes:
-            self.path.mkdir(parents=True, exist_ok=True)
-            _replace(old, json.dumps(config, indent=2) + "\n")
-            _replace(
-                self.path / "versions.json", json.dumps(versions(), indent=2) + "\n"
+        with contextlib.ExitStack() as undo:
+            if self._writes:
+                self.path.mkdir(parents=True, exist_ok=True)
+                undo.enter_context(_locked(self.path / ".lock"))
+                text = json.dumps(config, indent=2) + "\n"
+                _replace(self.path / "config.json", text)
+                self._note_versions()
+            self._checkpoints = ocp.CheckpointManager(
+                self.path / "checkpoints",
+                options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
             )
-        self._checkpoints = ocp.CheckpointManager(
-            self.path / "checkpoints",
-            options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
-        )
+            undo.callback(self._checkpoints.close)
+            self._close = undo.pop_all().close
+
+    def _check(self, config: dict[str, Any], resume: bool) -> None:
+        """Raises RunDirError unless what is there is nothing, or this run's."""
+        ours = (".lock", "config.json.tmp")  # left by a kill before anything else
+        names = [p.name for p in self.path.iterdir()] if self.path.exists() else []
+        if not [name for name in names if name not in ours]:
+            return
+        if "config.json" not in names:
+            raise RunDirError(
+                f"{self.path} is not empty and no run directory, since it has no "
+                f"config.json; name a new directory."
+            )
+        if not resume:
+            raise RunDirError(
+                f"{self.path} is not empty; pass resume=True to continue it, or name a "
+                f"new directory."
+            )
+        try:
+            old = json.loads((self.path / "config.json").read_text())
+        except ValueError as error:
+            raise RunDirError(f"{self.path}/config.json is not JSON: {error}") from None
+        _check_same(self.path, old, config)
+
+    def _note_versions(self) -> None:
+        """Adds today's versions to versions.json where they differ from the last."""
+        path, now = self.path / "versions.json", versions()
+        noted = json.loads(path.read_text()) if path.exists() else []
+        if not noted or noted[-1] != now:
+            _replace(path, json.dumps([*noted, now], indent=2) + "\n")
 
     @property
     def round(self) -> int:
@@ -115,9 +141,15 @@ class RunDir:
     def restore(self, like: PyTree) -> PyTree:
         """The latest checkpoint, as arrays like those of `like`."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        return self._checkpoints.restore(
-            self.round, args=ocp.args.StandardRestore(abstract)
-        )
+        try:
+            return self._checkpoints.restore(
+                self.round, args=ocp.args.StandardRestore(abstract)
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunDirError(
+                f"the checkpoint in {self.path} holds the state of another model, "
+                f"algorithm or client_store: {str(error).splitlines()[0]}"
+            ) from error
 
     def save(self, round: int, tree: PyTree) -> None:
         """Writes a checkpoint after `round` rounds and waits until it is complete."""
@@ -165,8 +197,23 @@ class RunDir:
             return dict(arrays)
 
     def close(self) -> None:
-        """Releases the checkpoint manager."""
-        self._checkpoints.close()
+        """Releases the checkpoint manager and the lock."""
+        self._close()
+
+
+def _locked(path: Path) -> Any:
+    """An open file whose lock ends with it, or with the process however it dies."""
+    file = open(path, "w")  # noqa: SIM115  # stays open as long as the run
+    try:
+        import fcntl
+    except ImportError:  # Windows has no flock; there the user must take care
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise RunDirError(f"{path.parent} is in use by another process.") from None
+    return file
 
 
 def _check_same(path: Any, old: Any, new: Any, where: str = "") -> None:

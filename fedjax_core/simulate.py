@@ -23,7 +23,13 @@ from fedjax_core.data import FederatedData
 from fedjax_core.devices import ship
 from fedjax_core.evaluate import Evaluator
 from fedjax_core.execution import choose_execution, num_parameters
-from fedjax_core.feed import EmptyCohortError, HostFeed, Prefetch, ResidentFeed
+from fedjax_core.feed import (
+    EmptyCohortError,
+    HostFeed,
+    Prefetch,
+    ResidentFeed,
+    check_shippable,
+)
 from fedjax_core.history import History
 from fedjax_core.model import Model
 from fedjax_core.participation import Participation, Uniform
@@ -52,6 +58,7 @@ class Report(NamedTuple):
 
     Attributes:
       round: rounds completed.
+      seeds: ``[S]``.
       train: name -> ``[S, k]``, metrics of the last k rounds.
       evaluation: name -> ``[S]``; empty when nothing was evaluated.
       state: the algorithm's state, leaves ``[S, ...]``. The next round reuses its
@@ -59,6 +66,7 @@ class Report(NamedTuple):
     """
 
     round: int
+    seeds: tuple[int, ...]
     train: dict[str, np.ndarray]
     evaluation: dict[str, np.ndarray]
     state: Any
@@ -109,8 +117,11 @@ def simulate(
         rounds are many or slow; one that returns True ends the run.
       progress: show a progress bar.
       run_dir: directory to record the run in.
-      resume: continue what `run_dir` holds, to the bits the uninterrupted run has. A
-        finished run returns at once.
+      resume: continue what `run_dir` holds, on the same devices to the bits that the
+        uninterrupted run has. A finished run returns at once. Refused where what the
+        directory records differs: the algorithm's config and parts, `record`, the data
+        and the other arguments. Functions can't be compared: a custom optimiser, loss
+        or model of the same shapes is taken at its word.
       checkpoint_every: rounds between checkpoints, by default `eval_every`.
       record: whatever else decides the numbers, a dataclass say: written to the run
         directory and compared when resuming.
@@ -130,10 +141,12 @@ def simulate(
         run up to the last recorded round before.
       RunDirError: `run_dir` holds another run, or a longer one.
       NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
-        round was not.
+        round was not, or the model is not after the server's step.
     """
     check.positive_int(rounds=rounds)
     seeds = tuple(seeds) if isinstance(seeds, Iterable) else (seeds,)
+    # Recorded as given: a longer run may go on with the default of a shorter one.
+    recorded_eval_every = eval_every
     if eval_every is None:
         eval_every = max(1, rounds // 20)
     if checkpoint_every is None:
@@ -145,6 +158,7 @@ def simulate(
     check.one_of(("device", "host"), feed=feed, client_store=client_store)
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
     check_work(algorithm.work)
+    check_shippable(data.train)
     if resume and run_dir is None:
         raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
     participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
@@ -156,102 +170,116 @@ def simulate(
 
     state, store = _initial(algorithm, model, params, data, seeds, mesh, client_store)
     history = History(seeds, data.client_ids)
-    recorder = None
-    if run_dir is not None:
-        config = {
-            "algorithm": {"name": algorithm.name, "config": algorithm.config},
-            "rounds": rounds,
-            "participation": participation,
-            "seeds": seeds,
-            "eval_every": eval_every,
-            "eval_splits": tuple(eval_splits),
-            "data": _fingerprint(data),
-            "record": record,
-        }
-        recorder = RunDir(run_dir, config, resume)
-        if resume:
-            state = _restore(recorder, history, state, store)
-        if history.rounds > rounds:
-            raise RunDirError(
-                f"{run_dir} holds {history.rounds} rounds, more than rounds={rounds}."
-            )
-    if recorder and history.rounds >= rounds:
-        recorder.close()
-        return history.result(_whole(state, store), run_dir=recorder.path)
-
-    plan_feed = (HostFeed if feed == "host" else ResidentFeed)(
-        train=data.train,
-        work=algorithm.work,
-        participation=participation,
-        seeds=seeds,
-        execution=execution,
-        slot_state=store is not None,
-    )
-    examples = None
-    if isinstance(plan_feed, ResidentFeed):
-        examples = plan_feed.examples()
-        if store is None:
-            size = num_parameters(state.params) // len(seeds)
-            plan_feed = plan_feed.with_chunks_for(size)
-    run = CompiledRounds(algorithm, seeds, execution, _seeds_axis(seeds_axis))
-    evaluate = _evaluation(model, data, eval_splits, mesh)
-    spans = _spans(
-        history.rounds, rounds, (eval_every, checkpoint_every), plan_feed.max_rounds
-    )
-    seconds = 0.0
-
-    def result() -> Result:
-        return history.result(
-            _whole(state, store),
-            seconds=seconds,
-            timed_rounds=history.rounds - started,
-            compilations=run.compilations,
-            compile_seconds=run.compile_seconds,
-            run_dir=recorder and recorder.path,
-        )
-
-    started = history.rounds
-    closing = contextlib.closing(recorder) if recorder else contextlib.nullcontext()
-    with _keeping(result), closing, RoundsBar(started, rounds, progress) as bar:
-        for chunk in Prefetch(plan_feed, spans):
-            clock = time.perf_counter() - run.compile_seconds
-            if store is not None:
-                state = state._replace(clients=ship(store.gather(chunk), mesh))
-            state, metrics = run(state, chunk, examples)
-            if store is not None:
-                store.scatter(chunk, state.clients)
-            seconds += time.perf_counter() - run.compile_seconds - clock
-
-            excluded = history.add_rounds(chunk, metrics)
-            done = history.rounds
-            for e in excluded:
-                _LOG.warning(
-                    "round %d, seed %d: client %s excluded, its %s is not finite",
-                    *e,
+    with contextlib.ExitStack() as cleanup:
+        recorder = None
+        if run_dir is not None:
+            config = {
+                "algorithm": {
+                    "name": algorithm.name,
+                    "config": algorithm.config,
+                    "parts": algorithm.parts,
+                },
+                "rounds": rounds,
+                "participation": participation,
+                "seeds": seeds,
+                "eval_every": recorded_eval_every,
+                "eval_splits": tuple(eval_splits),
+                "data": _fingerprint(data),
+                "record": record,
+            }
+            recorder = RunDir(run_dir, config, resume)
+            cleanup.callback(recorder.close)
+            if resume:
+                state = _restore(recorder, history, state, store)
+            if history.rounds > rounds:
+                raise RunDirError(
+                    f"{run_dir} holds {history.rounds} rounds, more than "
+                    f"rounds={rounds}."
                 )
-            if excluded:
-                _refuse(chunk.first, history.seeds, metrics, excluded, strict, result)
-            values = {}
-            if done % eval_every == 0 or done == rounds:
-                values, per_client = evaluate(state.params)
-                history.add_evaluation(values, per_client)
-            if recorder:
-                history.save(recorder)
-            train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
-            report = Report(done, train, values, _whole(state, store))
-            stop = [f(report) for f in callbacks]
-            last = done == rounds or any(stop)
-            if recorder and (done % checkpoint_every == 0 or last):
-                recorder.save(done, _snapshot(state, store))
-            bar.update(
-                done,
-                (done - started) / seconds,
-                {k: v[:, -1] for k, v in train.items() if k == "train_loss"}
-                | {k: v for k, v in values.items() if not k.endswith(_PER_CLIENT)},
+        if recorder and history.rounds >= rounds:
+            return history.result(_whole(state, store), run_dir=recorder.path)
+
+        plan_feed = (HostFeed if feed == "host" else ResidentFeed)(
+            train=data.train,
+            work=algorithm.work,
+            participation=participation,
+            seeds=seeds,
+            execution=execution,
+            slot_state=store is not None,
+        )
+        examples = None
+        if isinstance(plan_feed, ResidentFeed):
+            examples = plan_feed.examples()
+            if store is None:
+                size = num_parameters(state.params) // len(seeds)
+                plan_feed = plan_feed.with_chunks_for(size)
+        run = CompiledRounds(algorithm, seeds, execution, _seeds_axis(seeds_axis))
+        evaluate = _evaluation(model, data, eval_splits, mesh)
+        spans = _spans(
+            history.rounds, rounds, (eval_every, checkpoint_every), plan_feed.max_rounds
+        )
+        seconds = 0.0
+
+        def result() -> Result:
+            return history.result(
+                _whole(state, store),
+                seconds=seconds,
+                timed_rounds=history.rounds - started,
+                compilations=run.compilations,
+                compile_seconds=run.compile_seconds,
+                run_dir=recorder and recorder.path,
             )
-            if any(stop):
-                break
-    return result()
+
+        started = history.rounds
+        with _keeping(result), RoundsBar(started, rounds, progress) as bar:
+            for chunk in Prefetch(plan_feed, spans):
+                clock = time.perf_counter() - run.compile_seconds
+                if store is not None:
+                    state = state._replace(clients=ship(store.gather(chunk), mesh))
+                state, metrics = run(state, chunk, examples)
+                finite = metrics.pop("finite_model")
+                if store is not None:
+                    store.scatter(chunk, state.clients)
+                seconds += time.perf_counter() - run.compile_seconds - clock
+
+                excluded = history.add_rounds(chunk, metrics)
+                done = history.rounds
+                for e in excluded:
+                    _LOG.warning(
+                        "round %d, seed %d: client %s excluded, its %s is not finite",
+                        *e,
+                    )
+                if excluded:
+                    _refuse(chunk.first, seeds, metrics, excluded, strict, result)
+                if not finite.all():
+                    k, s = np.argwhere(~finite)[0]
+                    raise _with_result(
+                        f"round {chunk.first + k + 1}, seed {seeds[s]}: the model is "
+                        f"not finite after the server's step, although every update "
+                        f"that went into it is.",
+                        result,
+                    )
+                values = {}
+                if done % eval_every == 0 or done == rounds:
+                    values, per_client = evaluate(state.params)
+                    history.add_evaluation(values, per_client)
+                if recorder:
+                    history.save(recorder)
+                train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
+                report = Report(done, seeds, train, values, _whole(state, store))
+                stop = [f(report) for f in callbacks]
+                last = done == rounds or any(stop)
+                if recorder and (done % checkpoint_every == 0 or last):
+                    recorder.save(done, _snapshot(state, store))
+                bar.update(
+                    done,
+                    (done - started) / seconds,
+                    {k: v[:, -1] for k, v in train.items() if k == "train_loss"}
+                    | {k: v for k, v in values.items() if not k.endswith(_PER_CLIENT)},
+                )
+                if any(stop):
+                    break
+        return result()
 
 
 _PER_CLIENT = ("_client_mean", "_client_p10")
@@ -286,17 +314,16 @@ def _initial(
     """The first state, and the store of client states when they live on the host."""
 
     def init_params(key):
-        return model.init(key) if params is None else jax.tree.map(jnp.asarray, params)
+        return jax.tree.map(jnp.asarray, model.init(key) if params is None else params)
 
-    num_clients = data.num_clients
-    on_host = client_store == "host"
+    num_clients, on_host = data.num_clients, client_store == "host"
     state = initial_state(
-        algorithm, init_params, seeds, 2 if on_host else num_clients, mesh
+        algorithm, init_params, seeds, num_clients, mesh, rows=2 if on_host else None
     )
     if not on_host or not jax.tree.leaves(getattr(state, "clients", ())):
         return state, None
     first = jax.tree.map(lambda x: np.asarray(x[:, 0]), state.clients)
-    second = jax.tree.map(lambda x: np.asarray(x[:, 1]), state.clients)
+    second = jax.tree.map(lambda x: np.asarray(x[:, -1]), state.clients)
     same = jax.tree.map(np.array_equal, first, second)
     if not all(jax.tree.leaves(same)):
         raise ValueError(
@@ -375,9 +402,13 @@ def _refuse(
             f"every update of a cohort was excluded because it was not finite; first "
             f"at {where}: the {e.stage} of client {e.client_id}."
         )
+    raise _with_result(message, result)
+
+
+def _with_result(message: str, result: Callable[[], Result]) -> NonFiniteUpdateError:
     error = NonFiniteUpdateError(message)
     error.result = result()
-    raise error
+    return error
 
 
 def _whole(state: Any, store: HostStore | None) -> Any:
@@ -408,13 +439,16 @@ def _restore(recorder: RunDir, history: History, state: Any, store: Any) -> Any:
 
 
 def _fingerprint(data: FederatedData) -> dict[str, Any]:
-    """Enough to notice that a resumed run was given other data."""
+    """Sizes, layout and a sample of the values, to notice other data when resuming."""
     train = data.train
     crc = 0
     for split in data.splits.values():
         crc = zlib.crc32(split.offsets.tobytes(), crc)
-        for array in split.examples.values():
-            for part in (array[:1000], array[-1000:]):
+        for name, array in split.examples.items():
+            layout = f"{name} {array.dtype} {array.shape}"
+            crc = zlib.crc32(layout.encode(), crc)
+            stride = max(1, len(array) // 5000)
+            for part in (array[:1000], array[::stride], array[-1000:]):
                 crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
     return {
         "clients": train.num_clients,

@@ -12,28 +12,29 @@ class TensorBoard:
 
     Args:
       path: directory of the event files; seed s writes to ``path/seed_s``.
-      seeds: the seeds of the run, as given to `simulate`.
 
     Raises:
       ImportError: tensorboardX is not installed; the message names the extra.
     """
 
-    def __init__(self, path: str | os.PathLike, seeds: Any = (0,)):
+    def __init__(self, path: str | os.PathLike):
         try:
-            from tensorboardX import SummaryWriter
+            import tensorboardX
         except ImportError as error:
             raise ImportError(
                 "TensorBoard needs tensorboardX: pip install 'fedjax_core[tensorboard]'"
             ) from error
-        seeds = (seeds,) if isinstance(seeds, int) else tuple(seeds)
-        # Events reach the file a second later at most, to be watched live.
-        self._writers = [
-            SummaryWriter(str(Path(path) / f"seed_{s}"), flush_secs=1) for s in seeds
-        ]
+        self._path, self._make = Path(path), tensorboardX.SummaryWriter
+        self._writers: dict[int, Any] = {}
 
     def __call__(self, report: Report) -> None:
         """Writes what `report` holds, round by round."""
-        for s, writer in enumerate(self._writers):
+        for s, seed in enumerate(report.seeds):
+            if seed not in self._writers:
+                # Events reach the file a second later at most, to be watched live.
+                where = str(self._path / f"seed_{seed}")
+                self._writers[seed] = self._make(where, flush_secs=1)
+            writer = self._writers[seed]
             for name, values in report.train.items():
                 first = report.round - values.shape[1] + 1
                 for k, value in enumerate(values[s]):
@@ -43,5 +44,5 @@ class TensorBoard:
 
     def close(self) -> None:
         """Writes what is still queued; happens by itself when Python exits."""
-        for writer in self._writers:
+        for writer in self._writers.values():
             writer.close()

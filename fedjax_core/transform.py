@@ -39,28 +39,32 @@ class Transform(NamedTuple):
         when it changes what is sent.
       norm_bound: given a bound on the L2 norm of what comes in, the bound on what goes
         out: the sensitivity of the cohort's sum to one client.
+      name: what it is and its arguments, recorded with a run.
     """
 
     init: Callable[[PyTree], PyTree]
     apply: Callable[[Message, PyTree, Key], tuple[Message, PyTree]]
     norm_bound: Callable[[float], float]
+    name: str = "custom"
 
 
 def stateless(
     apply: Callable[[Message, Key], Message],
-    norm_bound: Callable[[float], float] = lambda bound: bound,
+    norm_bound: Callable[[float], float] = lambda bound: float("inf"),
+    name: str = "custom",
 ) -> Transform:
-    """A transform that keeps nothing between rounds."""
+    """A transform that keeps nothing between rounds; unbounded unless it says so."""
     return Transform(
         lambda update: (),
         lambda message, state, key: (apply(message, key), state),
         norm_bound,
+        name,
     )
 
 
 def identity() -> Transform:
     """Sends the update as it is."""
-    return stateless(lambda message, key: message)
+    return stateless(lambda message, key: message, lambda bound: bound, "identity")
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -81,7 +85,8 @@ def chain(*transforms: Transform) -> Transform:
             bound = t.norm_bound(bound)
         return bound
 
-    return Transform(init, apply, norm_bound)
+    name = f"chain({', '.join(t.name for t in transforms)})"
+    return Transform(init, apply, norm_bound, name)
 
 
 def dense_bits(update: PyTree) -> float:
@@ -134,8 +139,9 @@ def flat_norm(update: PyTree) -> jax.Array:
 def clip(clip_norm: float) -> Transform:
     r"""Flat clipping: :math:`u \min(1, C / \lVert u \rVert_2)`.
 
-    Guarantees :math:`\lVert u \rVert_2 \le C` over all leaves together, up to the
-    rounding of the update's dtype.
+    Guarantees :math:`\lVert u \rVert_2 \le C` over all leaves together: an update that
+    is clipped is shortened by one more rounding error of its dtype, so that bfloat16
+    can't round it up past C.
 
     References:
       McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
@@ -147,9 +153,11 @@ def clip(clip_norm: float) -> Transform:
         del key
         norm = flat_norm(message.update)
         scale = clip_norm / jnp.maximum(norm, clip_norm)
-        clipped = jax.tree.map(
-            lambda u: (u.astype(jnp.float32) * scale).astype(u.dtype), message.update
-        )
-        return message._replace(update=clipped)
 
-    return stateless(apply, lambda bound: min(bound, clip_norm))
+        def one(u: jax.Array) -> jax.Array:
+            margin = jnp.where(norm > clip_norm, 1 - float(jnp.finfo(u.dtype).eps), 1.0)
+            return (u.astype(jnp.float32) * (scale * margin)).astype(u.dtype)
+
+        return message._replace(update=jax.tree.map(one, message.update))
+
+    return stateless(apply, lambda bound: min(bound, clip_norm), f"clip({clip_norm})")

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_core import check
+
 PyTree = Any
 Params = PyTree
 Key = jax.Array
@@ -63,6 +65,12 @@ class Execution:
     mesh: jax.sharding.Mesh | None = None
     steps_per_check: int = 1
     max_steps: int = 0
+
+    def __post_init__(self):
+        check.positive_int(
+            block_size=self.block_size, steps_per_check=self.steps_per_check
+        )
+        check.non_negative(max_steps=self.max_steps)
 
     @property
     def num_devices(self) -> int:
@@ -154,7 +162,9 @@ class Algorithm:
         `params`, the model to evaluate. What must survive for each client is its
         field `clients`, with leaves ``[N, ...]`` whose rows start out equal.
       round: ``(state, cohort, key) -> (state, metrics)``, jit- and vmap-able. Metrics
-        are a flat dict: scalars, or one value per client, ``[C]``.
+        are a flat dict of scalars, which `simulate` records, and "failure" ``[C]``,
+        by which it names excluded clients; it drops other arrays.
+      parts: what it was built from besides `config`, by name, recorded as well.
     """
 
     name: str
@@ -162,3 +172,4 @@ class Algorithm:
     work: LocalWork
     init: Callable[[Params, int], Any]
     round: Callable[[Any, Cohort, Key], tuple[Any, Metrics]]
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)

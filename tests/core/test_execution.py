@@ -22,6 +22,14 @@ def choose(train: Packed, features: int, cohort_size: float) -> Execution:
     return execution_lib.choose_execution(model, train, work, cohort_size)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"block_size": 0}, {"steps_per_check": 0}, {"max_steps": -1}]
+)
+def test_impossible_executions_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Execution(**wrong)
+
+
 def test_operations_count_parameters_examples_and_visits():
     work = LocalWork(batch_size=5, epochs=2)
     operations = execution_lib.round_operations(population(4, 2), work, 100, 3)

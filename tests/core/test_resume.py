@@ -27,6 +27,8 @@ from fedjax_core import (
     Result,
     RunDirError,
     client_mesh,
+    clip,
+    gaussian_mean,
     run_dir,
     simulate,
     top_k,
@@ -211,6 +213,7 @@ def test_a_new_directory_can_be_resumed(tmp_path):
     assert result.rounds == 2
     assert result.run_dir == target
     assert {p.name for p in target.iterdir()} == {
+        ".lock",
         "config.json",
         "versions.json",
         "checkpoints",
@@ -426,6 +429,62 @@ def test_another_run_is_refused_and_the_difference_named(other, message, short_r
     assert before == {p: p.read_bytes() for p in before}
 
 
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
+    table = tmp_path / "metrics.csv"
+    table.write_text("round,loss\n1,0.5\n")
+    with pytest.raises(RunDirError, match="no run directory"):
+        run(rounds=2, run_dir=tmp_path, resume=True)
+    assert table.read_text() == "round,loss\n1,0.5\n"
+    (tmp_path / "config.json").write_text("not json")
+    with pytest.raises(RunDirError, match="not JSON"):
+        run(rounds=2, run_dir=tmp_path, resume=True)
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path):
+    def meddle(report):
+        del report
+        with pytest.raises(RunDirError, match="in use"):
+            run(rounds=2, run_dir=tmp_path / "run", resume=True)
+
+    whole = run(rounds=2, run_dir=tmp_path / "run", callbacks=[meddle])
+    assert_same(run(rounds=2, run_dir=tmp_path / "run", resume=True), whole)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"reduce": gaussian_mean(0.5, 2)},
+        {"transform": clip(2.0)},
+        {"server_optimizer": optax.adam(0.1)},
+    ],
+)
+def test_another_transform_reduction_or_optimizer_is_refused(other, tmp_path):
+    def algorithm(**parts):
+        parts = {"transform": clip(1.0), "reduce": gaussian_mean(1.0, 2)} | parts
+        return fedavg.make(fedavg.Config(batch_size=3), MODEL.loss, **parts)
+
+    run(algorithm(), rounds=2, run_dir=tmp_path / "run")
+    with pytest.raises(RunDirError, match=r"algorithm\.parts"):
+        run(algorithm(**other), rounds=4, run_dir=tmp_path / "run", resume=True)
+
+
+def test_versions_are_noted_where_they_change(short_run, tmp_path):
+    copy = shutil.copytree(short_run, tmp_path / "copy")
+    path = copy / "versions.json"
+    path.write_text(path.read_text().replace(jax.__version__, "0.0.1"))
+    for _ in range(2):
+        run(rounds=2, run_dir=copy, resume=True)
+    first, second = json.loads(path.read_text())
+    assert first["jax"] == "0.0.1"
+    assert second["jax"] == jax.__version__
+
+
+def test_a_longer_run_goes_on_with_the_default_of_a_shorter_one(tmp_path):
+    options = {"run_dir": tmp_path / "run", "eval_every": None}
+    run(rounds=20, **options)
+    assert run(rounds=40, resume=True, **options).rounds == 40
+
+
 def test_a_directory_in_use_is_not_overwritten(short_run, tmp_path):
     with pytest.raises(RunDirError, match="not empty; pass resume=True"):
         run(rounds=2, run_dir=short_run)
@@ -442,9 +501,8 @@ def test_what_is_recorded_can_be_read_without_the_package(short_run, tmp_path):
     config = json.loads((short_run / "config.json").read_text())
     assert config["algorithm"]["config"]["client_lr"] == 0.05
     assert config["rounds"] == 2
-    assert (
-        json.loads((short_run / "versions.json").read_text())["jax"] == jax.__version__
-    )
+    (versions,) = json.loads((short_run / "versions.json").read_text())
+    assert versions["jax"] == jax.__version__
     table = np.genfromtxt(short_run / "metrics.csv", delimiter=",", names=True)
     np.testing.assert_array_equal(table["round"], [1, 2])
     np.testing.assert_array_equal(table["train_loss"], result.train["train_loss"][0])

@@ -310,7 +310,7 @@ def test_data_and_initial_parameters_stay_as_they_were():
 def test_a_cohort_without_examples_is_an_error_that_keeps_the_rounds_before(feed):
     data = make_data((3, 0, 2, 0), None)
     cohorts = Scripted(((0, 2), (0, 1), (2, 3), (1, 3)))
-    with pytest.raises(EmptyCohortError, match=r"round 3 of seed 5.*1, 3") as caught:
+    with pytest.raises(EmptyCohortError, match=r"round 4, seed 5.*1, 3") as caught:
         run(data=data, participation=cohorts, seeds=5, eval_every=1, feed=feed)
     done = caught.value.result
     assert done.rounds == 3
@@ -322,7 +322,7 @@ def test_a_cohort_without_examples_is_an_error_that_keeps_the_rounds_before(feed
 
 def test_a_population_without_examples_is_an_error():
     data = FederatedData.from_lists([*make_clients((0, 0), 0)])
-    with pytest.raises(EmptyCohortError, match="round 0"):
+    with pytest.raises(EmptyCohortError, match="round 1"):
         run(data=data, participation=Full())
 
 

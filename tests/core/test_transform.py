@@ -90,11 +90,10 @@ def test_clip_bounds_the_norm_and_keeps_the_direction(values, exponent):
     chex.assert_trees_all_equal_shapes_and_dtypes(out, update)
     before = norm64(update)
     np.testing.assert_allclose(norm, before, rtol=1e-5)
-    # Each leaf's own rounding, at most half a unit in the last place.
-    assert norm64(out) <= clip_norm * (1 + 2**-8)
-    assert norm64([out["w"], out["s"]]) <= clip_norm * (1 + 1e-5)
+    # The bound holds whatever the leaves' rounding, up to that of the norm itself.
+    assert norm64(out) <= clip_norm * (1 + 1e-5)
     scale = min(1.0, float(clip_norm) / before) if before else 1.0
-    for name, rtol in (("w", 1e-5), ("s", 1e-5), ("h", 2**-8)):
+    for name, rtol in (("w", 1e-5), ("s", 1e-5), ("h", 2**-6)):
         # Numbers below float32's smallest normal one become zero.
         expected = np.asarray(update[name], np.float64) * scale
         np.testing.assert_allclose(

@@ -52,6 +52,9 @@ def test_help_names_every_option(capsys):
         (["--preset", "huge"], "huge"),
         (["--devices", "0"], "devices"),
         (["--algorithm.client-lr", "-1"], "client_lr must be > 0"),
+        (["--rounds", "0"], "rounds must be >= 1"),
+        (["--cohort-size", "1000"], "cohort_size must be in [1, 100]"),
+        (["--alpha", "-1"], "alpha must be > 0"),
     ],
 )
 def test_wrong_options_end_with_status_2(argv, message, capsys):

@@ -1,0 +1,206 @@
+"""What can't be right is refused by name; what goes wrong is blamed on its cause."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_core import (
+    Algorithm,
+    ClientProgram,
+    FederatedData,
+    LocalWork,
+    Model,
+    NonFiniteUpdateError,
+    Poisson,
+    chain,
+    clip,
+    gaussian_mean,
+    map_clients,
+    mean,
+    plan_round,
+    simulate,
+    stack,
+)
+from fedjax_core.algorithms import fedavg
+from fedjax_core.transform import stateless
+
+
+def data(sizes, dtype=np.float32):
+    return FederatedData.from_lists([{"x": np.arange(n).astype(dtype)} for n in sizes])
+
+
+def model(loss=lambda params, batch, key: (batch["x"] - params) ** 2) -> Model:
+    return Model(lambda key: jnp.zeros(()), loss, lambda params, batch: {})
+
+
+class State(NamedTuple):
+    params: Any
+    clients: Any
+
+
+def scaled_by_population() -> Algorithm:
+    """Its state depends on the number of clients, as SCAFFOLD's server could."""
+
+    def finish(shared, carry, client_state, key):
+        return carry, client_state + 1, {}
+
+    client = ClientProgram(
+        lambda shared, state, key: jnp.float32(1),
+        lambda shared, carry, batch, key: carry,
+        finish,
+    )
+
+    def init(params, num_clients):
+        return State(params + num_clients, jnp.zeros(num_clients))
+
+    def round(state, cohort, key):
+        out = map_clients(
+            client, (), cohort, key, reduce=mean(), client_state=state.clients
+        )
+        params = state.params + out.update
+        return State(params, out.client_state), out.metrics
+
+    return Algorithm(
+        name="scaled", config=None, work=LocalWork(batch_size=2), init=init, round=round
+    )
+
+
+def test_a_host_store_tells_init_the_real_number_of_clients():
+    runs = [
+        simulate(
+            scaled_by_population(),
+            data((2, 1, 3, 2, 1)),
+            model(),
+            rounds=3,
+            cohort_size=2,
+            client_store=store,
+            progress=False,
+        )
+        for store in ("device", "host")
+    ]
+    assert float(runs[0].params[0]) == 5 + 3
+    for a, b in zip(*(jax.tree.leaves(run.state) for run in runs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_model_lost_on_the_server_is_not_blamed_on_a_client():
+    algorithm = fedavg.make(
+        fedavg.Config(batch_size=100),
+        model().loss,
+        server_optimizer=optax.sgd(1e38),
+    )
+    with pytest.raises(
+        NonFiniteUpdateError, match=r"after the server's step"
+    ) as caught:
+        simulate(
+            algorithm,
+            data((100, 100)),
+            model(),
+            rounds=5,
+            cohort_size=2,
+            progress=False,
+        )
+    assert not caught.value.result.excluded
+
+
+def test_a_loss_that_is_not_finite_excludes_its_client():
+    def loss(params, batch, key):
+        # NaN for one client's examples, with a gradient of zero.
+        broken = jax.lax.stop_gradient(jnp.where(batch["x"] > 5, jnp.nan, 0.0))
+        return (batch["x"] - params) ** 2 + broken
+
+    packed = data((3, 8, 2)).train
+    algorithm = fedavg.make(fedavg.Config(batch_size=10), loss)
+    cohort = plan_round([0, 1, 2], packed, algorithm.work, seed=0, round=0)
+    state = algorithm.init(jnp.zeros(()), 3)
+    _, metrics = jax.jit(algorithm.round)(state, cohort, jax.random.key(0))
+    assert metrics["excluded_clients"] == 1
+    assert np.flatnonzero(metrics["failure"]).tolist() == [1]
+    assert np.isfinite(metrics["train_loss"])
+
+
+def test_a_poisson_round_of_clients_without_examples_is_a_round_of_nobody():
+    algorithm = fedavg.make(
+        fedavg.Config(batch_size=2),
+        model().loss,
+        transform=clip(1.0),
+        reduce=gaussian_mean(1.0, 1),
+    )
+    result = simulate(
+        algorithm,
+        data((0, 0, 0, 2)),
+        model(),
+        rounds=12,
+        participation=Poisson(rate=0.2),
+        progress=False,
+    )
+    assert result.train["valid_clients"].min() == 0
+    # Noise moved the model in rounds that nobody trained in, too.
+    assert np.isfinite(result.params).all()
+    assert result.params[0] != 0
+
+
+def test_a_transform_that_says_nothing_has_no_bound():
+    louder = stateless(lambda message, key: message)
+    assert louder.norm_bound(1.0) == math.inf
+    assert chain(clip(1.0), louder).norm_bound(math.inf) == math.inf
+    assert chain(louder, clip(1.0)).norm_bound(math.inf) == 1.0
+
+
+def test_a_run_records_what_the_algorithm_is_made_of():
+    algorithm = fedavg.make(
+        fedavg.Config(),
+        model().loss,
+        transform=chain(clip(0.5), clip(0.25)),
+        reduce=gaussian_mean(2.0, 10),
+        client_optimizer=optax.adam(0.1),
+    )
+    assert algorithm.parts == {
+        "client_optimizer": "custom",
+        "server_optimizer": "sgd",
+        "transform": "chain(clip(0.5), clip(0.25))",
+        "reduce": "gaussian_mean(2.0, 10)",
+    }
+    assert stack().name == "custom"
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        (np.array(["a", "b"]), TypeError, "'x' must be numbers"),
+        (np.array([0, 2**40]), ValueError, "'x' must fit int32"),
+    ],
+)
+def test_examples_that_jax_can_not_hold_are_named(values, error, message):
+    federated = FederatedData.from_lists([{"x": values}])
+    algorithm = fedavg.make(fedavg.Config(), model().loss)
+    with pytest.raises(error, match=message):
+        simulate(algorithm, federated, model(), rounds=1, cohort_size=1, progress=False)
+
+
+def test_client_ids_must_be_ints():
+    with pytest.raises(TypeError, match="client_ids must be ints"):
+        plan_round(
+            np.array([0.9, 1.2]),
+            data((2, 2)).train,
+            LocalWork(batch_size=2),
+            seed=0,
+            round=0,
+        )
+
+
+def test_a_model_may_start_from_python_numbers():
+    plain = model()._replace(init=lambda key: {"w": 0.0})
+    algorithm = fedavg.make(
+        fedavg.Config(batch_size=2),
+        lambda params, batch, key: (batch["x"] - params["w"]) ** 2,
+    )
+    result = simulate(
+        algorithm, data((2, 2)), plain, rounds=1, cohort_size=2, progress=False
+    )
+    assert result.params["w"].shape == (1,)
