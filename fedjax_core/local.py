@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.map import all_finite, sum_of_squares
+from fedjax_core.map import all_finite, sum_of_values
 from fedjax_core.metrics import Mean
 from fedjax_core.types import Batch, ClientProgram, Key, LossFn, Params
 
@@ -79,10 +79,11 @@ def local_sgd(
     def finish(params, carry, client_state, key):
         del key
         delta = jax.tree.map(jnp.subtract, carry.params, params)
-        # Local parameters that are finite and not huge prove the delta finite. Looking
-        # at them, XLA adds the delta up without writing it out first.
+        # Finite local parameters prove the delta finite, short of parameters at the end
+        # of the number range on both sides. Looking at them instead, XLA adds the delta
+        # up without writing it out first.
         finite = jax.lax.cond(
-            jnp.isfinite(sum_of_squares(carry.params)),
+            jnp.isfinite(sum_of_values(carry.params)),
             lambda: jnp.bool_(True),
             lambda: all_finite(jax.tree.map(jnp.subtract, carry.params, params)),
         )

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_core import check
 from fedjax_core.data import Packed
 from fedjax_core.devices import ship_cohort
-from fedjax_core.random import hash64
+from fedjax_core.random import hash64, mix64
 from fedjax_core.types import Cohort, Execution, LocalWork, Queue
 
 _BATCH_STREAM = 0xBA7C
@@ -176,7 +176,8 @@ class Draft:
         example = np.repeat(self.offsets[self.client_ids[slots]][client], length) + rank
         # An epoch's order sorts by a hash of who the example is, so it depends neither
         # on the cohort nor on the schedule; one sort serves every walk.
-        draw = hash64(self.seed, _BATCH_STREAM, self.round, epoch[walk], example)
+        of_epoch = hash64(self.seed, _BATCH_STREAM, self.round, epoch)
+        draw = mix64(of_epoch[walk] ^ mix64(example.astype(np.uint64)))
         example = example[_sort_within(walk, draw)]
         kept = np.minimum(per_epoch[client] * batch, length)
         kept = np.minimum(kept, (steps[client] - epoch * per_epoch[client]) * batch)
