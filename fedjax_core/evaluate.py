@@ -4,7 +4,8 @@ Examples are evaluated in full batches whatever client they belong to; every val
 then added up per client. Padding is masked, so averages are exact.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import Packed
+from fedjax_core.data import FederatedData, Packed
 from fedjax_core.devices import Spec, ship
 from fedjax_core.metrics import Mean
+from fedjax_core.rounds import replicated
 from fedjax_core.types import Batch, Metrics, Params
 
 MetricsFn = Callable[[Params, Batch], Mapping[str, jax.Array]]
@@ -148,3 +150,37 @@ def evaluate(metrics_fn: MetricsFn, params: Params, packed: Packed) -> Evaluatio
     """Evaluates one model on one split; compiled once per call."""
     evaluator = Evaluator(metrics_fn, packed)
     return jax.jit(evaluator)(params, evaluator.data)
+
+
+def compile_evaluation(
+    metrics_fn: MetricsFn,
+    data: FederatedData,
+    splits: Sequence[str],
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[[Params], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """Evaluation of S models, leaves ``[S, ...]``, on those of `splits` that there are.
+
+    Returns:
+      ``params -> (scalars, per_client)``: name -> ``[S]`` and name -> ``[S, N]``, with
+      names as in "test_accuracy".
+    """
+    evaluators = {
+        name: Evaluator(metrics_fn, data.splits[name], mesh)
+        for name in splits
+        if name in data.splits and data.splits[name].num_examples
+    }
+    examples = {name: e.data for name, e in evaluators.items()}
+
+    @functools.partial(jax.jit, out_shardings=replicated(mesh))
+    def run(params, examples):
+        def one(params):
+            scalars, per_client = {}, {}
+            for name, evaluator in evaluators.items():
+                out = evaluator(params, examples[name])
+                scalars |= out.named(name)
+                per_client |= {f"{name}_{k}": v for k, v in out.per_client.items()}
+            return scalars, per_client
+
+        return jax.lax.map(one, params)
+
+    return lambda params: jax.tree.map(np.asarray, run(params, examples))

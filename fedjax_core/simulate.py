@@ -4,24 +4,21 @@ Rounds between two evaluations are one compiled loop; seeds are an axis over who
 """
 
 import contextlib
-import functools
 import logging
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fedjax_core import check
 from fedjax_core.client_store import HostStore
 from fedjax_core.data import FederatedData
 from fedjax_core.devices import ship
-from fedjax_core.evaluate import Evaluator
+from fedjax_core.evaluate import compile_evaluation
 from fedjax_core.execution import choose_execution, num_parameters
 from fedjax_core.feed import (
     EmptyCohortError,
@@ -36,8 +33,8 @@ from fedjax_core.participation import Participation, Uniform
 from fedjax_core.plan import check_work
 from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Exclusion, Result
-from fedjax_core.rounds import CompiledRounds, initial_state, replicated
-from fedjax_core.run_dir import RunDir, RunDirError
+from fedjax_core.rounds import CompiledRounds, initial_state
+from fedjax_core.run_dir import RunDir, RunDirError, fingerprint
 from fedjax_core.types import Algorithm, Execution, Params, PyTree
 
 _LOG = logging.getLogger("fedjax_core")
@@ -184,7 +181,7 @@ def simulate(
                 "seeds": seeds,
                 "eval_every": recorded_eval_every,
                 "eval_splits": tuple(eval_splits),
-                "data": _fingerprint(data),
+                "data": fingerprint(data),
                 "record": record,
             }
             recorder = RunDir(run_dir, config, resume)
@@ -214,7 +211,7 @@ def simulate(
                 size = num_parameters(state.params) // len(seeds)
                 plan_feed = plan_feed.with_chunks_for(size)
         run = CompiledRounds(algorithm, seeds, execution, _seeds_axis(seeds_axis))
-        evaluate = _evaluation(model, data, eval_splits, mesh)
+        evaluate = compile_evaluation(model.metrics, data, eval_splits, mesh)
         spans = _spans(
             history.rounds, rounds, (eval_every, checkpoint_every), plan_feed.max_rounds
         )
@@ -333,32 +330,6 @@ def _initial(
     return state._replace(clients=()), HostStore(first, num_clients)
 
 
-def _evaluation(
-    model: Model, data: FederatedData, splits: Sequence[str], mesh: Any
-) -> Callable[[Params], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """Compiles evaluation on every split there is: ``[S]`` and ``[S, N]`` values."""
-    evaluators = {
-        name: Evaluator(model.metrics, data.splits[name], mesh)
-        for name in splits
-        if name in data.splits and data.splits[name].num_examples
-    }
-    examples = {name: e.data for name, e in evaluators.items()}
-
-    @functools.partial(jax.jit, out_shardings=replicated(mesh))
-    def run(params, examples):
-        def one(params):
-            scalars, per_client = {}, {}
-            for name, evaluator in evaluators.items():
-                out = evaluator(params, examples[name])
-                scalars |= out.named(name)
-                per_client |= {f"{name}_{k}": v for k, v in out.per_client.items()}
-            return scalars, per_client
-
-        return lax.map(one, params)
-
-    return lambda params: jax.tree.map(np.asarray, run(params, examples))
-
-
 def _spans(
     start: int, rounds: int, marks: tuple[int, ...], longest: int
 ) -> Iterator[tuple[int, int]]:
@@ -436,22 +407,3 @@ def _restore(recorder: RunDir, history: History, state: Any, store: Any) -> Any:
     if store is not None:
         store.rows = tree["rows"]
     return tree["state"]
-
-
-def _fingerprint(data: FederatedData) -> dict[str, Any]:
-    """Sizes, layout and a sample of the values, to notice other data when resuming."""
-    train = data.train
-    crc = 0
-    for split in data.splits.values():
-        crc = zlib.crc32(split.offsets.tobytes(), crc)
-        for name, array in split.examples.items():
-            layout = f"{name} {array.dtype} {array.shape}"
-            crc = zlib.crc32(layout.encode(), crc)
-            stride = max(1, len(array) // 5000)
-            for part in (array[:1000], array[::stride], array[-1000:]):
-                crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
-    return {
-        "clients": train.num_clients,
-        "examples": train.num_examples,
-        "checksum": f"{crc:08x}",
-    }
