@@ -15,7 +15,7 @@ from jax import lax
 
 from fedjax_core import metrics as metrics_lib
 from fedjax_core import random
-from fedjax_core.reduce import Arrivals, Cast, Reduction
+from fedjax_core.reduce import Arrivals, Cast, Reduction, select
 from fedjax_core.types import ClientProgram, Cohort, Key, Metrics, PyTree
 
 _P = jax.sharding.PartitionSpec
@@ -106,9 +106,9 @@ def map_clients(
                 failure = jnp.where(all_finite((update, new)), 0, 1)
             failure = jnp.where((failure == 0) & ~all_finite(metrics), 1, failure)
             ok = (failure == 0) & (steps > 0)
-            update = _where(ok, update, jax.tree.map(jnp.zeros_like, update))
-            metrics = _where(ok, metrics, jax.tree.map(jnp.zeros_like, metrics))
-            return update, _where(ok, new, state), metrics, failure, ok
+            update = select(ok, update, jax.tree.map(jnp.zeros_like, update))
+            metrics = select(ok, metrics, jax.tree.map(jnp.zeros_like, metrics))
+            return update, select(ok, new, state), metrics, failure, ok
 
         def block(i, carry):
             accs, kept = carry
@@ -215,7 +215,7 @@ def _local_steps(program, shared, carry, key, steps, row_start, rows, examples, 
         return program.step(shared, carry, batch, jax.random.fold_in(step_key, t))
 
     def masked(t, carry):
-        return _where(t < steps, step(t, carry), carry)
+        return select(t < steps, step(t, carry), carry)
 
     if how.max_steps:
         return lax.fori_loop(0, how.max_steps, masked, carry)
@@ -268,10 +268,6 @@ def sum_of_values(tree: PyTree) -> jax.Array:
         ones = jnp.ones(rows.shape[1], x.dtype)
         total += jnp.matmul(rows, ones, preferred_element_type=wide).sum()
     return total
-
-
-def _where(keep: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, old)
 
 
 def _keep_rows(keep: jax.Array, x: jax.Array) -> jax.Array:

@@ -176,7 +176,7 @@ def monoid(
         def one(acc, client):
             update, arrival = client
             new = combine(acc, lift(update, arrival))
-            return _select(arrival.valid, new, acc), None
+            return select(arrival.valid, new, acc), None
 
         return lax.scan(one, acc, (updates, arrivals))[0]
 
@@ -189,7 +189,8 @@ def monoid(
     return Reduction(identity, add, merge, finish)
 
 
-def _select(keep: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+def select(keep: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """`new` where `keep`, a scalar, is True, else `old`."""
     return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, old)
 
 
