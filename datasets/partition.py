@@ -45,7 +45,7 @@ def iid(dataset: Dataset, num_clients: int, seed: int = 0) -> FederatedData:
     check.positive_int(num_clients=num_clients)
     rng = np.random.default_rng([seed, 1])  # apart from other users of the same seed
     splits = []
-    for pool in map(_pool, dataset):
+    for pool in map(_pool, dataset.splits.values()):
         n = pool.num_examples
         counts = np.diff(np.arange(num_clients + 1) * n // num_clients)[None]
         splits.append(_deal(pool, np.zeros(n, np.int64), counts, rng))
@@ -100,7 +100,7 @@ def dirichlet(
     check.positive(alpha=alpha)
     check.non_negative(min_size=min_size)
     min_size = operator.index(min_size)
-    train, test = map(_pool, dataset)
+    train, test = _pool(dataset.train), _pool(dataset.test)
     if num_clients * min_size > train.num_examples:
         raise ValueError(
             f"min_size must leave num_clients * min_size within the "

@@ -19,6 +19,12 @@ class Dataset(NamedTuple):
 
     train: dict[str, np.ndarray]
     test: dict[str, np.ndarray]
+    validation: dict[str, np.ndarray] | None = None
+
+    @property
+    def splits(self) -> dict[str, dict[str, np.ndarray]]:
+        """The splits there are, by name."""
+        return {k: v for k, v in self._asdict().items() if v is not None}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

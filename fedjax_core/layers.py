@@ -152,7 +152,33 @@ class Dense(nn.Module):
         shape = (self.features, x.shape[-1])
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        return lax.dot_general(x, kernel, (((1,), (1,)), ((), ()))) + bias[None]
+        product = _by_rows if jax.default_backend() == "cpu" else _times_transposed
+        return product(x, kernel) + bias[None]
+
+
+def _times_transposed(x: Array, kernel: Array) -> Array:
+    """[B, C] times the transpose of [F, C]: [B, F]."""
+    return lax.dot_general(x, kernel, (((1,), (1,)), ((), ())))
+
+
+@jax.custom_jvp
+def _by_rows(x: Array, kernel: Array) -> Array:
+    """`_times_transposed`, computed as its transpose.
+
+    A product copies its right operand into tiles first. With the kernel on the left the
+    copied one is the batch, which is smaller; the barrier keeps XLA from turning the
+    product around again. Derivatives are those of the plain form.
+    """
+    return lax.optimization_barrier(kernel @ x.T).T
+
+
+@_by_rows.defjvp
+def _by_rows_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    (x, kernel), (dx, dkernel) = primals, tangents
+    tangent = _times_transposed(dx, kernel) + _times_transposed(x, dkernel)
+    return _by_rows(x, kernel), tangent
 
 
 def _resolve(lowering: Lowering) -> Lowering:

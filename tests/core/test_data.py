@@ -243,6 +243,10 @@ def test_data_survives_pickling():
     assert_clients_equal(copy.train, clients)
 
 
-def test_a_dataset_unpacks_into_train_and_test():
-    train, test = Dataset({"y": np.zeros(2)}, {"y": np.zeros(1)})
-    assert (len(train["y"]), len(test["y"])) == (2, 1)
+def test_a_dataset_names_the_splits_it_has():
+    two = Dataset({"y": np.zeros(2)}, {"y": np.zeros(1)})
+    assert list(two.splits) == ["train", "test"]
+    three = two._replace(validation={"y": np.zeros(3)})
+    assert {k: len(v["y"]) for k, v in three.splits.items()} == {
+        "train": 2, "test": 1, "validation": 3,
+    }  # fmt: skip

@@ -38,7 +38,7 @@ def test_pixels_run_from_paper_0_to_ink_1():
 @pytest.mark.parametrize("test_fraction", [0.0, 0.2, 0.5, 1.0])
 def test_every_class_gives_its_share_to_test(test_fraction):
     dataset = digits.load(test_fraction)
-    train, test = (np.bincount(s["y"], minlength=10) for s in dataset)
+    train, test = (np.bincount(s["y"], minlength=10) for s in dataset.splits.values())
     np.testing.assert_array_equal(train + test, COUNTS)
     assert np.abs(test - test_fraction * np.array(COUNTS)).max() <= 0.5
     assert dataset.train["x"].shape == (train.sum(), 64)
@@ -51,7 +51,7 @@ def test_the_split_depends_on_the_seed_and_on_nothing_else():
     before = np.random.get_state()[1].copy()  # noqa: NPY002  # pyright: ignore
     again = digits.load(seed=3)
     np.testing.assert_array_equal(before, np.random.get_state()[1])  # noqa: NPY002  # pyright: ignore
-    for a, b in zip(first, again, strict=True):
+    for a, b in zip(first.splits.values(), again.splits.values(), strict=True):
         np.testing.assert_array_equal(rows(a), rows(b))
     assert not np.array_equal(first.test["x"], digits.load(seed=4).test["x"])
 

@@ -30,7 +30,7 @@ def counts(packed, names):
 
 
 def assert_exact_cover(data, dataset):
-    for packed, pool in zip((data.train, data.test), dataset, strict=True):
+    for packed, pool in zip(data.splits.values(), dataset.splits.values(), strict=True):
         order = np.argsort(packed.examples["id"])
         for name, array in pool.items():
             assert packed.examples[name].dtype == array.dtype
@@ -163,7 +163,7 @@ def test_class_counts_do_not_depend_on_the_order_of_rows(
     shuffled = Dataset(
         *(
             {k: rng.permuted(v) if k == "y" else v for k, v in s.items()}
-            for s in dataset
+            for s in dataset.splits.values()
         )
     )
     if num_clients > len(dataset.train["y"]):

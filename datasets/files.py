@@ -1,0 +1,61 @@
+"""What readers of files share: finding, opening, and saying what is wrong.
+
+Nothing here, and no reader, unpickles: a data file must not be able to run code.
+"""
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class DataFileError(ValueError):
+    """A file is not what its format says.
+
+    Attributes:
+      path: the file.
+      where: the place in it: an offset, a line, a field.
+      problem: what was expected there, and what was found.
+    """
+
+    def __init__(self, path: Path | str, where: str, problem: str):
+        super().__init__(f"{path}, {where}: {problem}")
+        self.path, self.where, self.problem = Path(path), where, problem
+
+
+def find(folder: Path | str, names: Sequence[str], source: str) -> Path:
+    """The first of `names` that is a file in `folder`.
+
+    Args:
+      folder: where the user keeps the data set; a path to one of the files will do.
+      names: what the file may be called, the usual name first.
+      source: where to get it, for the error.
+
+    Raises:
+      FileNotFoundError: there is none. Says what to fetch, from where, into which path.
+    """
+    folder = Path(folder)
+    if folder.name in names and folder.is_file():
+        return folder
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    others = f" (or {', '.join(names[1:])})" if names[1:] else ""
+    raise FileNotFoundError(
+        f"no file {folder / names[0]}{others}; fetch it from {source} and put it there."
+    )
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """The content of a file, unpacked if it is gzipped, whatever its name.
+
+    Raises:
+      DataFileError: the compressed data is damaged or cut off.
+    """
+    content = Path(path).read_bytes()
+    if content[:2] != b"\x1f\x8b":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataFileError(path, "gzip stream", f"damaged, {error}.") from error
