@@ -29,34 +29,36 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--rounds", type=int, default=1500)
 parser.add_argument("--eval-every", type=int, default=10, help="0: at the end only")
 parser.add_argument("--block", type=int, nargs="+", help="block sizes to sweep")
-parser.add_argument("--stride", type=int, help="steps per check")
 parser.add_argument("--lowering", default="auto", help="auto, patches or lax")
 
 
-def main() -> None:
-    args = parser.parse_args()
+def data() -> FederatedData:
+    """1,000 clients of 50 train and 10 test images."""
     rng = np.random.default_rng(0)
+    teacher = rng.standard_normal((3072, 10)).astype(np.float32)
 
     def images(n):
         x = rng.random((n, 32, 32, 3), dtype=np.float32)
         y = np.argmax((x.reshape(n, -1) - 0.5) @ teacher, 1).astype(np.int32)
         return {"x": x, "y": y}
 
-    teacher = rng.standard_normal((3072, 10)).astype(np.float32)
-    data = FederatedData(
+    return FederatedData(
         train=Packed(images(50_000), np.arange(1001) * 50),
         test=Packed(images(10_000), np.arange(1001) * 10),
     )
+
+
+def main() -> None:
+    args = parser.parse_args()
+    population = data()
     model = models.cifar_cnn(lowering=args.lowering)
     algorithm = fedavg.make(fedavg.Config(batch_size=10, client_lr=0.1), model.loss)
-    chosen = choose_execution(model, data.train, algorithm.work, 50)
-    if args.stride:
-        chosen = dataclasses.replace(chosen, steps_per_check=args.stride)
+    chosen = choose_execution(model, population.train, algorithm.work, 50)
     for block in args.block or [chosen.block_size]:
         how = dataclasses.replace(chosen, block_size=block)
         result = simulate(
             algorithm,
-            data,
+            population,
             model,
             rounds=args.rounds,
             cohort_size=50,
@@ -70,7 +72,6 @@ def main() -> None:
             "device": jax.devices()[0].device_kind,
             "devices": how.num_devices,
             "block": block,
-            "stride": how.steps_per_check,
             "rounds": args.rounds,
             "rounds_s": round(result.seconds, 2),
             "rounds_per_s": round(result.rounds_per_second, 3),

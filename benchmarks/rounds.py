@@ -15,7 +15,6 @@ parser.add_argument("--through", choices=["engine", "simulate"], default="engine
 parser.add_argument("--rounds", type=int, default=12)
 parser.add_argument("--devices", type=int, default=2, help="host devices on CPU")
 parser.add_argument("--block", type=int, default=1, help="clients per block")
-parser.add_argument("--stride", type=int, default=1, help="steps per check")
 
 
 def engine(args: argparse.Namespace) -> tuple[list[float], dict]:

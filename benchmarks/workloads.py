@@ -50,9 +50,8 @@ class FixedCohorts:
 
 
 def execution_from(args: argparse.Namespace) -> Execution:
-    """The execution that the options --devices, --block and --stride ask for."""
+    """The execution that the options --devices and --block ask for."""
     return Execution(
         block_size=args.block,
         mesh=client_mesh(jax.devices()[: args.devices]),
-        steps_per_check=args.stride,
     )

@@ -15,6 +15,9 @@ from fedjax_core.types import Execution, LocalWork, Params, PyTree
 # Splitting a round over host devices costs a few tenths of a millisecond.
 _WORTH_SPLITTING = 3e8
 
+# What an H200 computes while the kernels of a local step are launched.
+_LAUNCHES = 6e8
+
 
 def round_operations(
     train: Packed, work: LocalWork, num_parameters: int, cohort_size: float
@@ -63,9 +66,8 @@ def choose_execution(
     """The execution that `simulate` uses unless it is given one.
 
     On CPU every device runs one client at a time, and small rounds stay on one device.
-    On an accelerator as many clients run side by side as fit into half of the memory
-    that the population leaves free, a power of two, and the step count is looked at
-    every eighth step.
+    On an accelerator clients run side by side, at most as many as fit into half of the
+    memory that the population leaves free.
     """
     params = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, model.init(jax.random.key(0)))
@@ -83,8 +85,37 @@ def choose_execution(
     fit = (
         max(free - population, free // 4) / 2 / client_bytes(model, params, train, work)
     )
-    share = math.ceil(cohort_size / jax.device_count())
-    # The largest power of two that fits, but no larger than what covers a cohort.
-    block = 2 ** int(np.log2(max(fit, 1)))
-    block = min(block, 1 << (max(share, 1) - 1).bit_length())
-    return Execution(block_size=block, mesh=mesh, steps_per_check=8)
+    share = max(1, math.ceil(cohort_size / jax.device_count()))
+    steps = _typical_cohort(num_steps(train.sizes, work), share)
+    block = _cheapest_block(
+        steps, int(max(fit, 1)), 6.0 * work.batch_size * num_parameters(params)
+    )
+    return Execution(block_size=block, mesh=mesh)
+
+
+def _typical_cohort(steps: np.ndarray, size: int) -> np.ndarray:
+    """Step counts of `size` clients spread evenly over the population, decreasing."""
+    places = (np.arange(size) + 0.5) / size
+    return np.quantile(steps, 1 - places, method="nearest")
+
+
+def _cheapest_block(steps: np.ndarray, most: int, operations: float) -> int:
+    """The number of clients side by side that runs a cohort in the least time.
+
+    A block takes as many steps as its longest client, and a step of L clients costs
+    what L clients cost and the launches, worth `_LAUNCHES / operations` clients more.
+    Large blocks share the launches, small ones wait less for the longest client.
+
+    Args:
+      steps: ``[n]`` step counts, decreasing.
+      most: the largest block that fits into memory.
+      operations: of one client's step.
+    """
+    n = len(steps)
+    most = min(most, n)
+    # Cuts a cohort into 1, 2, 4, ... nearly equal blocks.
+    sizes = {min(most, -(-n // 2**k)) for k in range(n.bit_length() + 1)}
+    return min(
+        sorted(sizes, reverse=True),
+        key=lambda size: steps[::size].sum() * (size + _LAUNCHES / operations),
+    )

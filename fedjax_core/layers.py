@@ -1,9 +1,11 @@
 """Convolution and pooling that run fast where the simulator runs.
 
 XLA's CPU backend is an order of magnitude slower on `lax.conv_general_dilated` inside
-a loop than outside, and a round is a loop. There a convolution is better written as
-the matrix product of image patches with the kernel (im2col), a few examples at a time
-so that their patches stay in the cache, and pooling as a maximum over the axes of a
+a loop than outside, and a round is a loop. On a GPU clients side by side, each with a
+kernel of its own, turn it into a grouped convolution, half as fast as the products it
+stands for. On both a convolution is better written as the matrix
+product of image patches with the kernel (im2col), on CPU a few examples at a time so
+that their patches stay in the cache, and pooling as a maximum over the axes of a
 reshaped array. Elsewhere both are XLA's own operations. All images are [B, H, W, C],
 all kernels [h, w, C, F], all strides of a convolution 1.
 
@@ -38,7 +40,7 @@ def conv(
       x: [B, H, W, C] float.
       kernel: [h, w, C, F] float.
       padding: "VALID" or "SAME" (zeros, the odd one after), as in `lax`.
-      lowering: "patches", "lax", or "auto": patches on CPU, lax elsewhere.
+      lowering: "patches", "lax", or "auto": patches on CPU and GPU, lax elsewhere.
 
     Returns:
       [B, H - h + 1, W - w + 1, F] for "VALID", [B, H, W, F] for "SAME".
@@ -81,7 +83,7 @@ def max_pool(
       x: [B, H, W, C] float.
       window: height and width of a window, and the stride.
       lowering: "patches" reshapes, which needs a window that divides the image;
-        "lax" is `lax.reduce_window`; "auto" reshapes on CPU where possible.
+        "lax" is `lax.reduce_window`; "auto" reshapes on CPU and GPU where possible.
 
     Returns:
       [B, H // height, W // width, C].
@@ -152,7 +154,7 @@ class Dense(nn.Module):
         shape = (self.features, x.shape[-1])
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        product = _by_rows if jax.default_backend() == "cpu" else _times_transposed
+        product = _by_rows if _on_cpu() else _times_transposed
         return product(x, kernel) + bias[None]
 
 
@@ -184,15 +186,19 @@ def _by_rows_jvp(
 def _resolve(lowering: Lowering) -> Lowering:
     check.one_of(_LOWERINGS, lowering=lowering)
     if lowering == "auto":
-        return "patches" if jax.default_backend() == "cpu" else "lax"
+        return "patches" if jax.default_backend() in ("cpu", "gpu") else "lax"
     return lowering
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
 
 
 # ---- convolution as a matrix product ----
 
 # Measured on an EMNIST CNN: about the size of a core's cache, with room to spare for
-# products large enough to run at full speed.
-_PATCH_BYTES = 2 * 2**20
+# products large enough to run at full speed. Accelerators only want the products large.
+_PATCH_BYTES_CPU, _PATCH_BYTES = 2 * 2**20, 64 * 2**20
 
 
 @jax.custom_vjp
@@ -215,9 +221,11 @@ def _patch_conv_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, 
     def one(images_and_dy: tuple[Array, Array]) -> tuple[Array, Array]:
         images, dy = images_and_dy
         dy = dy.reshape(-1, kernel.shape[-1])
-        # Left to itself XLA folds this transpose into the product and sends it to a
-        # routine half as fast as the one for row-major operands.
-        transposed = lax.optimization_barrier(_patches(images, kernel).T)
+        transposed = _patches(images, kernel).T
+        if _on_cpu():
+            # Left to itself XLA folds this transpose into the product and sends it to a
+            # routine half as fast as the one for row-major operands.
+            transposed = lax.optimization_barrier(transposed)
         dpatches = dy @ _as_matrix(kernel).T
         return _add_patches(dpatches, images, kernel), transposed @ dy
 
@@ -230,11 +238,12 @@ _patch_conv.defvjp(_patch_conv_forward, _patch_conv_backward)
 
 
 def _chunk(x: Array, kernel: Array) -> Array:
-    """[B, ...] to [B / b, b, ...], b the largest whose patches fit _PATCH_BYTES."""
+    """[B, ...] to [B / b, b, ...], b the largest whose patches fit the limit."""
     batch = x.shape[0]
     rows, columns = _valid_size(x, kernel)
     patch_bytes = rows * columns * _as_matrix(kernel).shape[0] * x.dtype.itemsize
-    fitting = min(batch, max(1, _PATCH_BYTES // max(1, patch_bytes)))
+    limit = _PATCH_BYTES_CPU if _on_cpu() else _PATCH_BYTES
+    fitting = min(batch, max(1, limit // max(1, patch_bytes)))
     size = max(b for b in range(1, fitting + 1) if batch % b == 0)
     return x.reshape(batch // size, size, *x.shape[1:])
 

@@ -214,22 +214,18 @@ def _local_steps(program, shared, carry, key, steps, row_start, rows, examples, 
         batch = dict(batch) | {"example_mask": mask}
         return program.step(shared, carry, batch, jax.random.fold_in(step_key, t))
 
-    def masked(t, carry):
-        return select(t < steps, step(t, carry), carry)
-
     if how.max_steps:
-        return lax.fori_loop(0, how.max_steps, masked, carry)
-    stride = how.steps_per_check
-    if stride == 1:
-        return lax.while_loop(
-            lambda s: s[0] < steps,
-            lambda s: (s[0] + 1, step(*s)),
-            (jnp.int32(0), carry),
-        )[1]
-    # Under vmap the predicate is batched; clients that are done are frozen by `masked`.
+        return lax.fori_loop(
+            0,
+            how.max_steps,
+            lambda t, carry: select(t < steps, step(t, carry), carry),
+            carry,
+        )
+    # Under vmap it runs to the block's longest client; those that are done stay as they
+    # are.
     return lax.while_loop(
         lambda s: s[0] < steps,
-        lambda s: (s[0] + stride, lax.fori_loop(s[0], s[0] + stride, masked, s[1])),
+        lambda s: (s[0] + 1, step(*s)),
         (jnp.int32(0), carry),
     )[1]
 

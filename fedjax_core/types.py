@@ -54,22 +54,16 @@ class Execution:
       block_size: L, clients that run side by side under `vmap`; 1 means no client
         axis at all inside a device.
       mesh: device mesh with an axis ``clients``, or None for one device.
-      steps_per_check: local steps between two looks at a block's step count. 1 wastes
-        no step; larger values spare an accelerator the synchronisation that a
-        data-dependent loop costs there.
       max_steps: when positive, blocks run that many masked steps in loops of fixed
         length, which makes the round reverse-mode differentiable.
     """
 
     block_size: int = 1
     mesh: jax.sharding.Mesh | None = None
-    steps_per_check: int = 1
     max_steps: int = 0
 
     def __post_init__(self):
-        check.positive_int(
-            block_size=self.block_size, steps_per_check=self.steps_per_check
-        )
+        check.positive_int(block_size=self.block_size)
         check.non_negative(max_steps=self.max_steps)
 
     @property

@@ -205,7 +205,7 @@ def test_eager_blocks_of_3_equal_compiled_blocks_of_1(runner):
 
 def test_eight_devices_equal_one(runner, expected):
     mesh = client_mesh(jax.devices()[:8])
-    how = Execution(block_size=2, mesh=mesh, steps_per_check=2)
+    how = Execution(block_size=2, mesh=mesh)
     assert_same(runner(how=how, round=jax.jit(runner.algorithm.round)), expected)
 
 

@@ -91,7 +91,7 @@ def test_conv_inside_a_loop_with_a_data_dependent_bound():
 
 @pytest.mark.parametrize("patch_bytes", [1, 3 * 16 * 18 * 4])  # 1 and 3 of 6 images
 def test_conv_in_chunks_of_the_batch(monkeypatch, patch_bytes):
-    monkeypatch.setattr(layers, "_PATCH_BYTES", patch_bytes)
+    monkeypatch.setattr(layers, "_PATCH_BYTES_CPU", patch_bytes)
     x, kernel, cotangent = (
         normal(0, 6, 6, 6, 2),
         normal(1, 3, 3, 2, 4),

@@ -632,7 +632,7 @@ def test_everything_on_the_host_and_on_eight_devices_at_once():
         feed="host",
         client_store="host",
         seeds_axis="vmap",
-        execution=Execution(block_size=2, mesh=client_mesh(), steps_per_check=3),
+        execution=Execution(block_size=2, mesh=client_mesh()),
     )
     assert_same(numbers(host), reference(controlled, (3, 5)), exact=False)
 

@@ -1,0 +1,83 @@
+"""Sweeps how a cohort runs on an accelerator: clients per block, lowering.
+
+Runs W1, W2 and the CIFAR-10 job through `simulate`, one JSON line per setting; the
+first line of a job is what `choose_execution` picks. What it finds decides the defaults
+for accelerators (docs/performance.md).
+
+    python benchmarks/accelerator.py --jobs cifar10 W1 W2
+"""
+
+import argparse
+import json
+import time
+
+import cifar10_iid
+import jax
+import workload_data
+import workloads
+
+from fedjax_core import Execution, client_mesh, models, simulate
+from fedjax_core.algorithms import fedavg
+from fedjax_core.execution import choose_execution
+
+SETTINGS = {  # lowering, clients per block
+    "cifar10": [("patches", 50), ("lax", 50), ("patches", 25), ("patches", 10)],
+    "W1": [("patches", n) for n in (8, 13, 25, 50)] + [("lax", 25)],
+    "W2": [("lax", n) for n in (63, 125, 250, 500, 1000)],
+}
+ROUNDS = {"cifar10": 60, "W1": 40, "W2": 120}
+
+
+def job(name: str, lowering: str) -> tuple:
+    """Data, model, algorithm and cohort size of a job."""
+    if name == "cifar10":
+        model = models.cifar_cnn(lowering=lowering)
+        config = fedavg.Config(batch_size=10, client_lr=0.1)
+        return cifar10_iid.data(), model, fedavg.make(config, model.loss), 50
+    model = workloads.model(name)
+    if name == "W1":
+        model = models.emnist_cnn(workload_data.CLASSES, lowering=lowering)
+    config = fedavg.Config(client_lr=workload_data.LR, batch_size=workload_data.BATCH)
+    algorithm = fedavg.make(config, model.loss)
+    return workloads.data(name), model, algorithm, workload_data.COHORT[name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds in all")
+    args = parser.parse_args()
+    start = time.perf_counter()
+    for name in args.jobs:
+        data, model, algorithm, cohort_size = job(name, "auto")
+        chosen = choose_execution(model, data.train, algorithm.work, cohort_size)
+        first = ("auto", chosen.block_size)
+        for lowering, block in [first, *SETTINGS[name]]:
+            if time.perf_counter() - start > args.limit:
+                return
+            _, model, algorithm, _ = job(name, lowering)
+            result = simulate(
+                algorithm,
+                data,
+                model,
+                rounds=ROUNDS[name],
+                cohort_size=cohort_size,
+                eval_every=ROUNDS[name],
+                eval_splits=(),
+                execution=Execution(block_size=block, mesh=client_mesh()),
+                progress=False,
+            )
+            line = {
+                "benchmark": name,
+                "device": jax.devices()[0].device_kind,
+                "lowering": lowering,
+                "block": block,
+                "rounds_per_s": round(result.rounds_per_second, 2),
+                "compile_s": round(result.compile_seconds, 1),
+                "train_loss": round(float(result.train["train_loss"][0, -1]), 4),
+            }
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
