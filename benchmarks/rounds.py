@@ -1,4 +1,4 @@
-"""Times rounds of FedAvg on W1 or W2.
+"""Times rounds of FedAvg on W1, W2 or W3.
 
 python benchmarks/rounds.py --workload W2
 python benchmarks/rounds.py --workload W2 --through simulate

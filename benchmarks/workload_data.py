@@ -5,11 +5,13 @@ workload  model                        population  cohort  batch
 ========  ===========================  ==========  ======  =====
 W1        EMNIST CNN, 1,206,590        200         50      20
 W2        logistic regression 784-62   2,000       1,000   20
+W3        character LSTM, 820,522      40          10      4
 ========  ===========================  ==========  ======  =====
 
-Sizes are log-normal with mean about 100, clipped to 20..200; images are uniform noise
-labelled by a random linear teacher. One local epoch of SGD at 0.1; the server takes the
-mean by examples. Seeds are fixed.
+Sizes are log-normal with mean about 100, clipped to 20..200, for W3 about 40 in 8..80.
+Images are uniform noise labelled by a random linear teacher; texts are 80 ids out of
+90, every second one a function of the one before, each with the id after it as target.
+One local epoch of SGD at 0.1; the server takes the mean by examples. Seeds are fixed.
 """
 
 import json
@@ -21,28 +23,36 @@ from typing import Any
 
 import numpy as np
 
-POPULATION = {"W1": 200, "W2": 2000}
-COHORT = {"W1": 50, "W2": 1000}
-BATCH, CLASSES, LR = 20, 62, 0.1
+POPULATION = {"W1": 200, "W2": 2000, "W3": 40}
+COHORT = {"W1": 50, "W2": 1000, "W3": 10}
+BATCH = {"W1": 20, "W2": 20, "W3": 4}
+CLASSES = {"W1": 62, "W2": 62, "W3": 90}
+LENGTH, LR = 80, 0.1
 
 
 def sizes(name: str) -> np.ndarray:
     """Examples per client, ``[N]`` int64."""
+    mean, least, most = (40, 8, 80) if name == "W3" else (100, 20, 200)
     rng = np.random.default_rng(1)
-    drawn = rng.lognormal(math.log(100) - 0.125, 0.5, POPULATION[name])
-    return np.clip(np.round(drawn), 20, 200).astype(np.int64)
+    drawn = rng.lognormal(math.log(mean) - 0.125, 0.5, POPULATION[name])
+    return np.clip(np.round(drawn), least, most).astype(np.int64)
 
 
 def arrays(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images, labels and client offsets ``[N + 1]``."""
+    """Images and labels, or texts and targets, and client offsets ``[N + 1]``."""
     size = sizes(name)
+    offsets = np.concatenate([[0], np.cumsum(size)])
     rng = np.random.default_rng(2)
+    if name == "W3":
+        ids = rng.integers(0, CLASSES[name], (size.sum(), LENGTH + 1), np.int32)
+        ids[:, 1::2] = (ids[:, :-1:2] * 7 + 3) % CLASSES[name]
+        return ids[:, :-1].copy(), ids[:, 1:].copy(), offsets
     x = rng.random((size.sum(), 784), dtype=np.float32)
-    teacher = rng.standard_normal((784, CLASSES)).astype(np.float32)
+    teacher = rng.standard_normal((784, CLASSES[name])).astype(np.float32)
     y = np.argmax((x - 0.5) @ teacher, 1).astype(np.int32)
     if name == "W1":
         x = x.reshape(-1, 28, 28, 1)
-    return x, y, np.concatenate([[0], np.cumsum(size)])
+    return x, y, offsets
 
 
 def cohorts(name: str, rounds: int) -> list[np.ndarray]:

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from workload_data import BATCH, CLASSES, LR, arrays
+from workload_data import BATCH, CLASSES, LENGTH, LR, arrays
 
 from fedjax_core import Execution, FederatedData, Model, Packed, client_mesh, models
 from fedjax_core.algorithms import fedavg
+from fedjax_core.model import language_model
 
 
 def data(name: str) -> FederatedData:
@@ -20,13 +21,16 @@ def data(name: str) -> FederatedData:
 def model(name: str) -> Model:
     """The workload's model."""
     if name == "W1":
-        return models.emnist_cnn(CLASSES)
-    return models.logistic_regression(784, CLASSES)
+        return models.emnist_cnn(CLASSES[name])
+    if name == "W2":
+        return models.logistic_regression(784, CLASSES[name])
+    # Its texts have no padding: every target counts, as for the peers.
+    return language_model(models.CharLSTM(CLASSES[name]), LENGTH, pad=-1)
 
 
 def algorithm(name: str) -> Any:
     """FedAvg as every workload runs it."""
-    config = fedavg.Config(client_lr=LR, batch_size=BATCH)
+    config = fedavg.Config(client_lr=LR, batch_size=BATCH[name])
     return fedavg.make(config, model(name).loss)
 
 

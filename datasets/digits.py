@@ -1,8 +1,10 @@
 """Handwritten digits of 8x8 pixels, shipped with scikit-learn: nothing to download.
 
 1,797 images of 10 classes (174 to 183 of each), written by 13 people: the test part of
-"Optical Recognition of Handwritten Digits" of the UCI repository. Who wrote what is not
-recorded, so clients have to be made with `partition`.
+"Optical Recognition of Handwritten Digits" of the UCI repository.
+
+Client key: none, who wrote what is not recorded; clients have to be made with
+`partition`.
 
 Licence: CC BY 4.0.
 

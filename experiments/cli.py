@@ -8,9 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_core import RunDirError, use_host_devices
+from fedjax_core.datasets.files import DataFileError
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
+    "heart_disease": "four hospitals: alone, together and pooled (needs files)",
+    "mnist_by_writer": "MNIST with its writers as clients, new ones too (needs files)",
+    "partitions": "one figure: what every partitioner gives to whom",
+    "shakespeare": "a character LSTM on the roles of Shakespeare's plays",
 }
 """Every experiment: a module here with `Experiment`, `PRESETS` and `main`."""
 
@@ -86,7 +91,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
     use_host_devices(chosen.devices)
     try:
         module.main(experiment)
-    except RunDirError as error:
+    except (RunDirError, DataFileError, FileNotFoundError, ImportError) as error:
         print(f"fedjax-core: {error}", file=sys.stderr)
         return 2
     return 0

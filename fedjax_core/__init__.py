@@ -7,6 +7,8 @@ from fedjax_core import participation as participation
 from fedjax_core import plan as plan
 from fedjax_core import privacy as privacy
 from fedjax_core import random as random
+from fedjax_core import sources as sources
+from fedjax_core import store as store
 from fedjax_core import transform as transform
 from fedjax_core.compress import top_k as top_k
 from fedjax_core.data import Dataset as Dataset
@@ -43,6 +45,9 @@ from fedjax_core.run_dir import RunDirError as RunDirError
 from fedjax_core.simulate import NonFiniteUpdateError as NonFiniteUpdateError
 from fedjax_core.simulate import Report as Report
 from fedjax_core.simulate import simulate as simulate
+from fedjax_core.splits import hold_out_clients as hold_out_clients
+from fedjax_core.splits import merge as merge
+from fedjax_core.splits import split_examples as split_examples
 from fedjax_core.transform import Transform as Transform
 from fedjax_core.transform import chain as chain
 from fedjax_core.transform import clip as clip

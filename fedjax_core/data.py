@@ -6,10 +6,12 @@ are kept as they are given, memory maps included; a client's examples are views 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedjax_core import check
 
 _RESERVED = "example_mask"  # batches mark their padding under this name
 
@@ -53,7 +55,7 @@ class Packed:
             name: value if isinstance(value, np.ndarray) else np.asarray(value)
             for name, value in self.examples.items()
         }
-        num_examples = _check_examples(examples)
+        num_examples = check_examples(examples)
         offsets = _int_vector("offsets", self.offsets).astype(np.int64)  # always a copy
         if offsets.size < 2:
             raise ValueError(
@@ -96,7 +98,7 @@ class Packed:
         sizes = []
         for i, client in enumerate(arrays):
             try:
-                sizes.append(_check_examples(client) if client else 0)
+                sizes.append(check_examples(client) if client else 0)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"client {i}: {error}") from None
 
@@ -114,7 +116,7 @@ class Packed:
                 f"got {len(given)} clients without examples."
             )
         for i in filled:
-            _check_alike(first, arrays[first], i, arrays[i])
+            check_alike(f"client {first}", arrays[first], f"client {i}", arrays[i])
         parts = [arrays[i] for i in filled] or [arrays[first]]
         examples = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
         return cls(examples, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
@@ -263,6 +265,105 @@ class FederatedData:
         client_ids = tuple(self.client_ids[i] for i in clients)
         return FederatedData(**splits, client_ids=client_ids)
 
+    def map(
+        self, function: Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+    ) -> "FederatedData":
+        """Applies a function to the examples of every split.
+
+        Args:
+          function: gets a split's name -> array [n, ...], all clients at once, and
+            returns the new arrays, each with the same n rows in the same order. It
+            must not write into what it gets.
+
+        Returns:
+          The same clients with the new arrays. What the function returns is held in
+          memory; for a population larger than that, `store.build` with a generator.
+
+        Raises:
+          ValueError: the function changes the number of rows.
+          TypeError: the function does not return a dict.
+        """
+        splits = {}
+        for split, packed in self.splits.items():
+            new = function(dict(packed.examples))
+            if not isinstance(new, Mapping):
+                raise TypeError(
+                    f"function must return a dict of arrays, got {type(new).__name__}."
+                )
+            for name, array in new.items():
+                if np.shape(array)[:1] != (packed.num_examples,):
+                    raise ValueError(
+                        f"function must keep the {packed.num_examples} rows of "
+                        f"{split}, got {name} of shape {np.shape(array)}."
+                    )
+            splits[split] = Packed(new, packed.offsets)
+        return FederatedData(**splits, client_ids=self.client_ids)
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Split -> "examples" in all, and "min", "median", "mean", "max" per client."""
+        return {
+            name: {
+                "examples": float(split.num_examples),
+                "min": float(split.sizes.min()),
+                "median": float(np.median(split.sizes)),
+                "mean": float(split.sizes.mean()),
+                "max": float(split.sizes.max()),
+            }
+            for name, split in self.splits.items()
+        }
+
+    def label_values(self, label: str = "y") -> np.ndarray:
+        """The distinct labels of all splits, [K], sorted.
+
+        Raises:
+          ValueError: there is no array `label`, or it is not [n].
+          TypeError: labels are neither ints, bools nor text, or of several kinds.
+        """
+        given = []
+        for split in self.splits.values():
+            check.one_of(split.examples, label=label)
+            y = split.examples[label]
+            if y.ndim != 1:
+                raise ValueError(
+                    f"{label} must be one label per row, got shape {y.shape}."
+                )
+            # np.unique would merge 1 with True, and make 1 and "1" the same.
+            if (
+                y.dtype.kind not in "iubSU"
+                or y.dtype.kind != (given or [y])[0].dtype.kind
+            ):
+                raise TypeError(
+                    f"{label} must be ints, bools or text, the same in every split, "
+                    f"got {', '.join(str(v.dtype) for v in [*given, y])}."
+                )
+            given.append(np.unique(y))
+        return np.unique(np.concatenate(given))
+
+    def label_counts(self, label: str = "y", split: str = "train") -> np.ndarray:
+        """Examples per client and label, [N, K] int64.
+
+        Args:
+          label: name of the labels, [n] ints, bools or text.
+          split: which split to count.
+
+        Returns:
+          Column k counts ``label_values(label)[k]``: the same columns for every split,
+          whether or not all labels occur in it.
+
+        Raises:
+          ValueError: there is no such split, no array `label`, or it is not [n].
+          TypeError: labels are neither ints, bools nor text, or of several kinds.
+        """
+        check.one_of(self.splits, split=split)
+        values, packed = self.label_values(label), self.splits[split]
+        column = np.searchsorted(values, packed.examples[label])
+        client = np.repeat(np.arange(self.num_clients), packed.sizes)
+        shape = (self.num_clients, len(values))
+        cells = np.bincount(
+            client * len(values) + column, minlength=shape[0] * shape[1]
+        )
+        return cells.reshape(shape)
+
     def summary(self) -> str:
         """A table: examples, smallest, median and largest client, arrays per split."""
         lines = [
@@ -281,8 +382,13 @@ class FederatedData:
         return self.summary()
 
 
-def _check_examples(examples: Mapping[str, np.ndarray]) -> int:
-    """Checks names, dtypes and equal numbers of rows; returns that number."""
+def check_examples(examples: Mapping[str, np.ndarray]) -> int:
+    """Checks names, dtypes and equal numbers of rows; returns that number.
+
+    Raises:
+      ValueError: no array, the reserved name, a scalar, or unequal numbers of rows.
+      TypeError: a name that is not a str, or an object dtype.
+    """
     if not examples:
         raise ValueError("examples must hold at least one array, got none.")
     for name, array in examples.items():
@@ -303,13 +409,25 @@ def _check_examples(examples: Mapping[str, np.ndarray]) -> int:
     return next(iter(rows.values()))
 
 
-def _check_alike(
-    i: int, one: Mapping[str, np.ndarray], j: int, other: Mapping[str, np.ndarray]
+def check_alike(
+    this: str, one: Mapping[str, np.ndarray], that: str, other: Mapping[str, np.ndarray]
 ) -> None:
+    """Raises unless two dicts of arrays can be concatenated without promotion.
+
+    Args:
+      this: what to call the first in the error, say "client 0".
+      one: name -> array [n, ...].
+      that: what to call the second.
+      other: name -> array [m, ...].
+
+    Raises:
+      ValueError: other names, shapes behind the example axis or dtypes (of text, kinds
+        of dtype).
+    """
     if one.keys() != other.keys():
         raise ValueError(
-            f"clients must have the same arrays, got {sorted(one)} for client {i} "
-            f"and {sorted(other)} for client {j}."
+            f"clients must have the same arrays, got {sorted(one)} for {this} "
+            f"and {sorted(other)} for {that}."
         )
     for name, a in one.items():
         b = other[name]
@@ -318,7 +436,7 @@ def _check_alike(
         if a.shape[1:] != b.shape[1:] or not (text or a.dtype == b.dtype):
             raise ValueError(
                 f"{name} must have one dtype and shape, got {_array_type(a)} "
-                f"for client {i} and {_array_type(b)} for client {j}."
+                f"for {this} and {_array_type(b)} for {that}."
             )
 
 

@@ -13,21 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import check
+from fedjax_core import metrics as metrics_lib
 from fedjax_core.data import FederatedData, Packed
 from fedjax_core.devices import Spec, ship
 from fedjax_core.metrics import Mean
 from fedjax_core.rounds import replicated
 from fedjax_core.types import Batch, Metrics, Params
 
-MetricsFn = Callable[[Params, Batch], Mapping[str, jax.Array]]
-"""``metrics_fn(params, batch)``: name -> one value per example, ``[B]``."""
+MetricsFn = Callable[[Params, Batch], Mapping[str, jax.Array | Mean]]
+"""``metrics_fn(params, batch)``: name -> one value per example, ``[B]``, or a `Mean` of
+what each example adds to numerator and denominator, ``[B]`` both."""
 
 
 class Evaluation(NamedTuple):
     """Averages of one split.
 
     Attributes:
-      pooled: name -> ``[]``, the mean over all examples.
+      pooled: name -> ``[]``, the mean over all examples (of a `Mean`, over all that its
+        denominator counts).
       client_mean: name -> ``[]``, the mean over clients of each client's own mean;
         clients without an example do not count.
       client_p10: name -> ``[]``, the 10th percentile over those clients.
@@ -98,12 +101,14 @@ class Evaluator:
 
         def run(params, batches):
             def one(batch):
-                values = self._metrics_fn(params, batch)
                 mask = batch["example_mask"]
-                return {
-                    k: jnp.where(mask, v.astype(jnp.float32), 0.0)
-                    for k, v in values.items()
+                means = {
+                    k: v if isinstance(v, Mean) else Mean(v, jnp.ones_like(mask))
+                    for k, v in self._metrics_fn(params, batch).items()
                 }
+                return jax.tree.map(
+                    lambda v: jnp.where(mask, v.astype(jnp.float32), 0.0), means
+                )
 
             return jax.lax.map(one, batches)
 
@@ -120,19 +125,15 @@ class Evaluator:
         def by_client(x: jax.Array) -> jax.Array:
             return jax.ops.segment_sum(x.ravel(), client.ravel(), self._num_clients)
 
-        count = by_client(batches["example_mask"].astype(jnp.float32))
-        sums = {k: Mean(by_client(v), count) for k, v in values.items()}
-        per_client = {k: m.value for k, m in sums.items()}
+        sums = jax.tree.map(by_client, values)
+        per_client = metrics_lib.values(sums)
+        counted = {k: sums[k].count > 0 for k in sums}
         return Evaluation(
-            {k: Mean(m.total.sum(), count.sum()).value for k, m in sums.items()},
-            {k: _over_clients(jnp.mean, v, count) for k, v in per_client.items()},
-            {k: _over_clients(_p10, v, count) for k, v in per_client.items()},
+            metrics_lib.values(metrics_lib.total(sums)),
+            {k: jnp.mean(v, where=counted[k]) for k, v in per_client.items()},
+            {k: _p10(v, where=counted[k]) for k, v in per_client.items()},
             per_client,
         )
-
-
-def _over_clients(statistic, values, count):
-    return statistic(values, where=count > 0)
 
 
 def _p10(values, where):

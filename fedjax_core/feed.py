@@ -19,9 +19,11 @@ from fedjax_core.execution import round_operations
 from fedjax_core.participation import Participation, Poisson
 from fedjax_core.plan import Capacity, Draft, fit, usual_capacity
 from fedjax_core.result import Result
+from fedjax_core.store import gather, row_blocks
 from fedjax_core.types import Cohort, Execution, LocalWork
 
-_CHUNK_OPERATIONS = 5e10
+# About a second of rounds, by what a CPU and an accelerator can do in one.
+_CHUNK_OPERATIONS_CPU, _CHUNK_OPERATIONS = 5e10, 1e13
 _CHUNK_BYTES = 2**26
 _CHUNK_ROUNDS = 64
 
@@ -54,8 +56,9 @@ def check_shippable(train: Packed) -> None:
             )
         held = jax.dtypes.canonicalize_dtype(array.dtype)
         narrowed = array.dtype.kind in "iu" and held != array.dtype
-        if narrowed and array.size:
-            low, high = array.min(), array.max()
+        # In pieces, as a memory-mapped array may not fit into memory.
+        for piece in row_blocks(array) if narrowed and array.size else ():
+            low, high = piece.min(), piece.max()
             if low < limits.min or high > limits.max:
                 raise ValueError(
                     f"examples {name!r} must fit int32, got values in [{low}, {high}]."
@@ -98,7 +101,9 @@ class Feed:
         size = self.participation.expected_cohort_size(self.train.num_clients)
         operations = round_operations(self.train, self.work, num_parameters, size)
         plan = 4 * self.usual().rows * self.execution.num_devices * self.work.batch_size
-        rounds = min(_CHUNK_OPERATIONS / max(operations, 1), _CHUNK_BYTES / plan)
+        cpu = jax.default_backend() == "cpu"
+        allowed = _CHUNK_OPERATIONS_CPU if cpu else _CHUNK_OPERATIONS
+        rounds = min(allowed / max(operations, 1), _CHUNK_BYTES / plan)
         rounds = min(rounds / len(self.seeds), _CHUNK_ROUNDS)
         return dataclasses.replace(self, max_rounds=max(1, int(rounds)))
 
@@ -139,14 +144,9 @@ class Feed:
             [self._draft(seed, first + k) for seed in self.seeds] for k in range(rounds)
         ]
         capacity = fit([d for row in drafts for d in row], usual)
-        plans = [
-            jax.tree.map(
-                lambda *x: np.stack(x), *[self._build(d, capacity) for d in row]
-            )
-            for row in drafts
-        ]
+        plans = [_stack([self._build(d, capacity) for d in row]) for row in drafts]
         plans += [plans[-1]] * (self.max_rounds - rounds)
-        cohorts = jax.tree.map(lambda *x: np.stack(x), *plans)
+        cohorts = _stack(plans)
         return Chunk(
             first,
             [[d.client_ids for d in row] for row in drafts],
@@ -157,6 +157,14 @@ class Feed:
         return draft.build(
             capacity, num_clients=self.train.num_clients, slot_state=self.slot_state
         )
+
+
+def _stack(trees: Sequence[Cohort]) -> Cohort:
+    """Stacks the arrays of all trees on a new first axis."""
+    # A single round ships all of a cohort's examples; no need to copy them before.
+    if len(trees) == 1:
+        return jax.tree.map(lambda x: np.asarray(x)[None], trees[0])
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
 class ResidentFeed(Feed):
@@ -184,7 +192,7 @@ class HostFeed(Feed):
                 (len(rows), capacity.examples, *array.shape[1:]), array.dtype
             )
             for d, index in enumerate(rows):
-                out[d, : len(index)] = array[index]
+                gather(array, index, out[d, : len(index)])
             examples[name] = out
         return dataclasses.replace(cohort, examples=examples, sharded_examples=True)
 

@@ -1,20 +1,26 @@
 """The model zoo: the networks of federated-learning benchmarks.
 
 Every constructor returns a `Model` for softmax cross-entropy. Kernels start from
-Glorot's uniform distribution and biases from 0, the defaults of the Keras code most of
-these benchmarks were published with.
+Glorot's uniform distribution, biases from 0, embeddings and recurrent layers like those
+of the Keras code most of these benchmarks were published with.
 """
 
 from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from fedjax_core import check
 from fedjax_core.layers import Conv, Dense, Lowering, max_pool
-from fedjax_core.model import Model, classifier
+from fedjax_core.model import Model, classifier, language_model
+from fedjax_core.recurrent import LSTM
 
 _GLOROT = nn.initializers.glorot_uniform()
+
+
+def _small(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -0.05, 0.05)
 
 
 class MLP(nn.Module):
@@ -62,6 +68,36 @@ class CNN(nn.Module):
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(nn.Dense(self.hidden, kernel_init=_GLOROT)(x))
         return Dense(self.num_classes)(x)
+
+
+class CharLSTM(nn.Module):
+    """An embedding, recurrent layers and a dense layer, for the next token.
+
+    Attributes:
+      num_ids: tokens, and logits.
+      embedding: width of the embedding.
+      hidden: widths of the LSTM layers.
+      every_position: predict after every token, or after the last one only.
+    """
+
+    num_ids: int
+    embedding: int = 8
+    hidden: Sequence[int] = (256, 256)
+    every_position: bool = True
+
+    @nn.compact
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Maps [B, T] to logits, [B, T, num_ids] or [B, num_ids]."""
+        shape = (self.num_ids, self.embedding)
+        table = self.param("embedding", _small, shape, jnp.float32)
+        x = table[ids.T]  # time first: what recurrent layers walk along
+        for width in self.hidden:
+            x = LSTM(width)(x)
+        dense = Dense(self.num_ids)
+        if not self.every_position:
+            return dense(x[-1])
+        logits = dense(x.reshape(-1, x.shape[-1]))
+        return logits.reshape(*ids.T.shape, self.num_ids).transpose(1, 0, 2)
 
 
 def logistic_regression(num_features: int, num_classes: int) -> Model:
@@ -132,3 +168,48 @@ def cifar_cnn(num_classes: int = 10, *, lowering: Lowering = "auto") -> Model:
     """
     check.positive_int(num_classes=num_classes)
     return classifier(CNN(num_classes, lowering=lowering), (32, 32, 3))
+
+
+def char_lstm(
+    num_ids: int = 90,
+    length: int = 80,
+    embedding: int = 8,
+    hidden: Sequence[int] = (256, 256),
+    *,
+    every_position: bool = True,
+) -> Model:
+    """The character LSTM for Shakespeare: 820,522 parameters.
+
+    Embedding 720, LSTM layers 271,360 and 525,312, dense layer 23,130. PyTorch's LSTM
+    has a second bias in each layer, which makes it 822,570.
+
+    Args:
+      num_ids: ids are 0 to num_ids - 1: 90 for those of `datasets.characters`, 80 for
+        LEAF's.
+      length: ids of an example.
+      embedding: width of the embedding.
+      hidden: widths of the LSTM layers.
+      every_position: True: `y` [B, length] holds the id after each of `x`, 0 is
+        padding and not scored; see `language_model`. False: `y` [B] is the one id
+        that follows `x`, the task of LEAF.
+
+    Returns:
+      A model of ids [B, length], int32.
+
+    References:
+      McMahan et al., "Communication-Efficient Learning of Deep Networks from
+      Decentralized Data", AISTATS 2017, Section 3 (the architecture).
+
+      Reddi et al., "Adaptive Federated Optimization", ICLR 2021, the model of its
+      Shakespeare next-character task.
+
+      Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv:1812.01097
+      (one character from 80).
+    """
+    check.positive_int(num_ids=num_ids, length=length, embedding=embedding)
+    for width in hidden:
+        check.positive_int(hidden=width)
+    module = CharLSTM(num_ids, embedding, tuple(hidden), every_position)
+    if every_position:
+        return language_model(module, length)
+    return classifier(module, (length,), jnp.int32)

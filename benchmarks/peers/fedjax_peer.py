@@ -31,7 +31,7 @@ def logits(x: jax.Array) -> jax.Array:
         x = jax.nn.relu(hk.Conv2D(64, 3, padding="VALID")(x))
         x = hk.Flatten()(hk.MaxPool((1, 2, 2, 1), (1, 2, 2, 1), "VALID")(x))
         x = jax.nn.relu(hk.Linear(128)(x))
-    return hk.Linear(W.CLASSES)(x)
+    return hk.Linear(W.CLASSES[args.workload])(x)
 
 
 def main() -> None:
@@ -50,7 +50,9 @@ def main() -> None:
         jax.jit(jax.grad(loss)),
         fedjax.optimizers.sgd(W.LR),
         fedjax.optimizers.sgd(1.0),
-        fedjax.ShuffleRepeatBatchHParams(batch_size=W.BATCH, num_epochs=1),
+        fedjax.ShuffleRepeatBatchHParams(
+            batch_size=W.BATCH[args.workload], num_epochs=1
+        ),
     )
     state = algorithm.init(net.init(jax.random.PRNGKey(0), x[:1]))
     seconds = []

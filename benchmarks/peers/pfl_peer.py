@@ -10,7 +10,6 @@ import time
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import workload_data as W
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
@@ -22,7 +21,7 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from torch_loop import model, tensors
+from torch_loop import cross_entropy, model, tensors
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--workload", choices=list(W.COHORT), default="W2")
@@ -38,7 +37,7 @@ class Net(torch.nn.Module):
         self.net = model(name)
 
     def loss(self, x, y):
-        return F.cross_entropy(self.net(x), y)
+        return cross_entropy(self.net(x), y)
 
     @torch.no_grad()
     def metrics(self, x, y):
@@ -89,7 +88,9 @@ def main() -> None:
             central_optimizer=torch.optim.SGD(net.parameters(), 1.0),
         ),
         model_train_params=NNTrainHyperParams(
-            local_learning_rate=W.LR, local_num_epochs=1, local_batch_size=W.BATCH
+            local_learning_rate=W.LR,
+            local_num_epochs=1,
+            local_batch_size=W.BATCH[args.workload],
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
         callbacks=[clock],

@@ -20,9 +20,24 @@ parser.add_argument("--rounds", type=int, default=7)
 parser.add_argument("--threads", type=int, default=2)
 
 
+class CharLSTM(nn.Module):
+    """The next of 90 characters at every position."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(W.CLASSES["W3"], 8)
+        self.lstm = nn.LSTM(8, 256, 2, batch_first=True)
+        self.dense = nn.Linear(256, W.CLASSES["W3"])
+
+    def forward(self, x):
+        return self.dense(self.lstm(self.embedding(x))[0])
+
+
 def model(name: str) -> nn.Module:
     if name == "W2":
-        return nn.Linear(784, W.CLASSES)
+        return nn.Linear(784, W.CLASSES[name])
+    if name == "W3":
+        return CharLSTM()
     return nn.Sequential(
         nn.Conv2d(1, 32, 3),
         nn.ReLU(),
@@ -32,14 +47,20 @@ def model(name: str) -> nn.Module:
         nn.Flatten(),
         nn.Linear(9216, 128),
         nn.ReLU(),
-        nn.Linear(128, W.CLASSES),
+        nn.Linear(128, W.CLASSES[name]),
     )
 
 
+def cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
 def tensors(name: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Images and labels of every client."""
+    """Examples and targets of every client."""
     x, y, offsets = W.arrays(name)
     tx, ty = torch.from_numpy(x), torch.from_numpy(y).long()
+    if name == "W3":
+        tx = tx.long()
     if name == "W1":
         tx = tx.permute(0, 3, 1, 2).contiguous()
     return [(tx[a:b], ty[a:b]) for a, b in itertools.pairwise(offsets)]
@@ -59,9 +80,9 @@ def main() -> None:
             x, y = clients[i]
             local = copy.deepcopy(server)
             sgd = torch.optim.SGD(local.parameters(), lr=W.LR)
-            for batch in torch.randperm(len(y)).split(W.BATCH):
+            for batch in torch.randperm(len(y)).split(W.BATCH[args.workload]):
                 sgd.zero_grad()
-                F.cross_entropy(local(x[batch]), y[batch]).backward()
+                cross_entropy(local(x[batch]), y[batch]).backward()
                 sgd.step()
             with torch.no_grad():
                 for m, p in zip(mean, local.parameters(), strict=True):

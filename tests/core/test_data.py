@@ -250,3 +250,86 @@ def test_a_dataset_names_the_splits_it_has():
     assert {k: len(v["y"]) for k, v in three.splits.items()} == {
         "train": 2, "test": 1, "validation": 3,
     }  # fmt: skip
+
+
+def labelled(train, test):
+    """A population whose clients hold the given labels."""
+    return FederatedData.from_lists(
+        [{"y": np.array(y)} for y in train], [{"y": np.array(y)} for y in test]
+    )
+
+
+def test_map_gives_new_arrays_for_the_same_clients():
+    data = FederatedData(
+        make_packed([1, 2]), make_packed([0, 3]), client_ids=("a", "b")
+    )
+    mapped = data.map(lambda e: {"z": e["x"][:, :1] * 2, "y": e["y"]})
+    assert mapped.client_ids == ("a", "b")
+    for name, split in data.splits.items():
+        new = mapped.splits[name]
+        np.testing.assert_array_equal(new.offsets, split.offsets)
+        np.testing.assert_array_equal(
+            new.examples["z"][:, 0], 2.0 * split.examples["y"]
+        )
+        assert new.examples["y"] is split.examples["y"]
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda e: {"y": e["y"][1:]}, ValueError, r"keep the 3 rows of train.*\(2,\)"),
+        (lambda e: {"y": np.float32(1)}, ValueError, r"got y of shape \(\)"),
+        (lambda e: e["y"], TypeError, "must return a dict of arrays, got ndarray"),
+        (lambda e: {}, ValueError, "at least one array"),
+    ],
+)
+def test_map_refuses_other_rows(function, error, message):
+    with pytest.raises(error, match=message):
+        FederatedData(make_packed([1, 2])).map(function)
+
+
+def test_statistics_of_sizes():
+    data = FederatedData(make_packed([1, 2, 4, 30]), make_packed([0, 1, 2, 0]))
+    assert data.statistics() == {
+        "train": {"examples": 37, "min": 1, "median": 3, "mean": 9.25, "max": 30},
+        "test": {"examples": 3, "min": 0, "median": 0.5, "mean": 0.75, "max": 2},
+    }
+
+
+@pytest.mark.parametrize("names", [(3, 5, 9), ("a", "bb", "c"), (False, True, True)])
+def test_label_counts_have_the_same_columns_for_every_split(names):
+    a, b, c = names
+    data = labelled([[b, a, b], [a]], [[a], [c, c]])
+    assert data.label_values().tolist() == sorted(set(names))
+    train, test = data.label_counts(), data.label_counts(split="test")
+    assert train.dtype == np.int64
+    if b == c:
+        assert train.tolist() == [[1, 2], [1, 0]]
+        assert test.tolist() == [[1, 0], [0, 2]]
+    else:
+        assert train.tolist() == [[1, 2, 0], [1, 0, 0]]
+        assert test.tolist() == [[1, 0, 0], [0, 0, 2]]
+
+
+@given(st.lists(st.lists(st.integers(-3, 3), max_size=6), min_size=1).filter(any))
+def test_label_counts_count(labels):
+    data = FederatedData.from_lists([{"y": np.array(y, np.int32)} for y in labels])
+    counts, values = data.label_counts(), data.label_values().tolist()
+    assert counts.shape == (len(labels), len(values))
+    for row, y in zip(counts, labels, strict=True):
+        assert row.tolist() == [y.count(v) for v in values]
+
+
+@pytest.mark.parametrize(
+    ("data", "args", "error", "message"),
+    [
+        (labelled([[1]], [[1]]), {"label": "x"}, ValueError, "one of 'y', got 'x'"),
+        (labelled([[1]], [[1]]), {"split": "z"}, ValueError, "'train', 'test', got"),
+        (labelled([[1.0]], [[1.0]]), {}, TypeError, "got float64"),
+        (labelled([["1"]], [[1]]), {}, TypeError, "got <U1, int64"),
+        (labelled([[[1]]], [[[1]]]), {}, ValueError, r"got shape \(1, 1\)"),
+    ],
+)
+def test_what_is_no_label_is_not_counted(data, args, error, message):
+    with pytest.raises(error, match=message):
+        data.label_counts(**args)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_core import Evaluator, Packed, client_mesh, evaluate
+from fedjax_core.metrics import Mean
 
 PARAMS = {"w": jnp.array([0.5, -1.0, 2.0])}
 SIZES = {
@@ -183,3 +184,20 @@ def test_nothing_to_evaluate_on_is_an_error():
         Evaluator(metrics, make((0, 0)))
     with pytest.raises(ValueError, match="batch_size must be >= 1, got 0"):
         Evaluator(metrics, make((1,)), batch_size=0)
+
+
+@pytest.mark.parametrize("mesh", [None, client_mesh()])
+def test_a_mean_weighs_examples_by_their_denominators(mesh):
+    right = np.array([[1, 2, 3, 0, 0, 5, 7, 0]]).T.astype(np.float32)
+    tokens = np.array([[2, 4, 3, 0, 4, 5, 9, 0]]).T.astype(np.float32)
+    packed = Packed({"right": right, "tokens": tokens}, np.array([0, 3, 4, 7, 8]))
+
+    def metrics_fn(params, batch):
+        return {"accuracy": Mean(batch["right"][:, 0], batch["tokens"][:, 0])}
+
+    out = jax.jit(Evaluator(metrics_fn, packed, mesh, batch_size=2))({})
+    np.testing.assert_allclose(out.pooled["accuracy"], 18 / 27, rtol=1e-6)
+    # A client whose only example has nothing to count counts as one without examples.
+    means = np.array([6 / 9, np.nan, 12 / 18, np.nan])
+    np.testing.assert_allclose(out.per_client["accuracy"], means, rtol=1e-6)
+    np.testing.assert_allclose(out.client_mean["accuracy"], np.nanmean(means))

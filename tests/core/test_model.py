@@ -1,4 +1,4 @@
-"""Classifiers answer per example, and the zoo has the published sizes."""
+"""Models answer per example, and the zoo has the published sizes."""
 
 import flax.linen as nn
 import jax
@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import models
-from fedjax_core.model import Model, classifier
+from fedjax_core import FederatedData, evaluate, models, simulate
+from fedjax_core.algorithms import fedavg
+from fedjax_core.model import Model, classifier, language_model
 
 KEY = jax.random.key(0)
 ZOO = {
@@ -17,6 +18,13 @@ ZOO = {
     "emnist_cnn": (models.emnist_cnn, (28, 28, 1), 1206590),
     "emnist_cnn_digits": (lambda: models.emnist_cnn(10), (28, 28, 1), 1199882),
     "cifar_cnn": (models.cifar_cnn, (32, 32, 3), 1626442),
+    # 90 * 8 + 4 * 256 * (8 + 256 + 1) + 4 * 256 * (256 + 256 + 1) + 90 * (256 + 1)
+    "char_lstm": (models.char_lstm, (80,), 820522),
+    "char_lstm_leaf": (
+        lambda: models.char_lstm(80, every_position=False),
+        (80,),
+        820522 - 10 * (8 + 257),
+    ),
 }
 
 
@@ -113,6 +121,120 @@ def test_init_depends_on_the_key_only():
     assert not np.allclose(*kernels)
 
 
+def tiny():
+    """A model of 5 ids out of 7, and its logits."""
+    module = models.CharLSTM(7, 3, (4, 6))
+
+    def logits(params, x) -> jax.Array:
+        return module.apply({"params": params}, x)  # pyright: ignore
+
+    return models.char_lstm(7, 5, 3, (4, 6)), jax.jit(logits)
+
+
+def texts(sizes=(4,), seed=0, length=5):
+    """Clients' pieces of text, ids 1 to 6, the last of each client part padding."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for n in sizes:
+        x, y = rng.integers(1, 7, (2, n, length), np.int32)
+        if n:
+            x[-1, 2:] = y[-1, 2:] = 0
+        clients.append({"x": x, "y": y})
+    return FederatedData.from_lists(clients)
+
+
+def token_values(logits, y):
+    """Cross-entropy and correctness of every token, and which ones are scored."""
+    logits = np.asarray(logits, np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    scored = y > 0
+    loss = -np.take_along_axis(log_p, y[..., None], -1)[..., 0]
+    return loss, logits.argmax(-1) == y, scored
+
+
+def test_text_is_scored_where_there_is_a_target():
+    (model, logits), packed = tiny(), texts().train
+    params = model.init(KEY)
+    x, y = packed.examples.values()
+    loss, right, scored = token_values(logits(params, x), y)
+    assert scored.sum() == 17
+    batch = {k: jnp.asarray(v) for k, v in packed.examples.items()}
+    expected = (loss * scored).sum(1) / scored.sum(1)
+    got = jax.jit(model.loss)(params, batch, KEY)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    metrics = jax.jit(model.metrics)(params, batch)
+    for name, values in (("loss", loss), ("accuracy", right)):
+        total, count = metrics[name]
+        np.testing.assert_allclose(total, (values * scored).sum(1), rtol=1e-5)
+        np.testing.assert_array_equal(count, [5, 5, 5, 2])
+
+    nothing = {**batch, "y": jnp.zeros_like(batch["y"])}
+    value, gradient = jax.value_and_grad(lambda p: model.loss(p, nothing, KEY).sum())(
+        params
+    )
+    assert value == 0
+    assert all(not np.any(g) for g in jax.tree.leaves(gradient))
+
+
+def test_evaluation_averages_over_tokens():
+    sizes = (3, 0, 1, 6)
+    (model, logits), packed = tiny(), texts(sizes).train
+    params = model.init(KEY)
+    x, y = packed.examples.values()
+    loss, right, scored = token_values(logits(params, x), y)
+    got = evaluate(model.metrics, params, packed)
+    client = np.repeat(np.arange(4), sizes)
+    for name, values in (("loss", loss), ("accuracy", right)):
+        np.testing.assert_allclose(got.pooled[name], values[scored].mean(), rtol=1e-5)
+        means = [values[client == i][scored[client == i]].mean() for i in (0, 2, 3)]
+        np.testing.assert_allclose(got.client_mean[name], np.mean(means), rtol=1e-5)
+        np.testing.assert_allclose(got.per_client[name], np.insert(means, 1, np.nan))
+
+
+def test_future_and_hidden_rows_reach_nothing():
+    (model, logits), packed = tiny(), texts().train
+    params = model.init(KEY)
+    batch = {k: jnp.asarray(v) for k, v in packed.examples.items()}
+    later = batch["x"].at[:, 3:].set(1)
+    now, then = (logits(params, x)[:, :3] for x in (batch["x"], later))
+    np.testing.assert_array_equal(now, then)
+
+    batch["example_mask"] = jnp.array([True, False, True, False])
+    spoilt = {**batch, "x": batch["x"].at[1].set(999), "y": batch["y"].at[3].set(-9)}
+    results = [
+        jax.jit(jax.value_and_grad(mean_loss(model, b)))(params)
+        for b in (batch, spoilt)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_one_character_from_many_is_the_last_position():
+    every = models.CharLSTM(7, 3, (4,))
+    last = models.CharLSTM(7, 3, (4,), every_position=False)
+    x = texts().train.examples["x"]
+    params = every.init(KEY, x)
+    one, many = last.apply(params, x), every.apply(params, x)
+    assert isinstance(one, jax.Array)
+    assert isinstance(many, jax.Array)
+    np.testing.assert_allclose(one, many[:, -1], rtol=1e-5)
+    model = models.char_lstm(7, 5, 3, (4,), every_position=False)
+    batch = {"x": jnp.asarray(x), "y": jnp.array([1, 0, 6, 2])}
+    metrics = model.metrics(model.init(KEY), batch)
+    assert metrics["loss"].shape == metrics["accuracy"].shape == (4,)
+
+
+def test_a_federation_learns_a_sequence():
+    x = np.tile(np.arange(1, 7, dtype=np.int32), 20)
+    clients = [{"x": x[i:-1][:100].reshape(-1, 5)} for i in range(4)]
+    for i, client in enumerate(clients):
+        client["y"] = x[i + 1 :][:100].reshape(-1, 5)
+    data = FederatedData.from_lists(clients, clients)
+    model = models.char_lstm(7, 5, hidden=(16,))
+    algorithm = fedavg.make(fedavg.Config(client_lr=2.0, batch_size=5), model.loss)
+    result = simulate(algorithm, data, model, rounds=20, cohort_size=4, progress=False)
+    assert result.final("test_accuracy")[0] > 0.9
+
+
 def test_errors_name_the_argument():
     model = classifier(nn.Dense(3), (5,))
     batch = batch_of((5,))
@@ -127,3 +249,9 @@ def test_errors_name_the_argument():
         classifier(nn.Dense(3), (0,))
     with pytest.raises(ValueError, match="hidden must be >= 1"):
         models.mlp(5, 3, hidden=(4, 0))
+    with pytest.raises(ValueError, match="length must be >= 1"):
+        language_model(nn.Dense(3), 0)
+    model, _ = tiny()
+    batch = {"x": jnp.zeros((4, 5), jnp.int32), "y": jnp.zeros(4, jnp.int32)}
+    with pytest.raises(ValueError, match=r"5 targets per example, shape \(4, 5\)"):
+        model.loss(model.init(KEY), batch, KEY)

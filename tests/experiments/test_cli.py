@@ -29,6 +29,15 @@ def test_an_unknown_name_suggests_the_nearest(capsys):
     assert "Did you mean 'quickstart'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["heart_disease", "mnist_by_writer"])
+def test_absent_files_end_with_one_line_that_says_what_to_fetch(name, tmp_path, capsys):
+    where = ["--path", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert run(name, "--devices", "8", *where) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path) in line
+    assert "fetch" in line
+
+
 def test_run_alone_lists_the_experiments(capsys):
     assert run() == 2
     assert "quickstart" in capsys.readouterr().out

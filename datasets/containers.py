@@ -1,0 +1,200 @@
+"""What readers of containers share: files that hold many clients under their own names.
+
+A container's `iterate` yields ``(client_id, {name: array [n_i, ...]})`` and reads one
+client at a time, so a population need not fit in memory. Features come as stored until
+a `convert` makes the model's ``{"x": ..., "y": ...}`` of them. A loader packs what
+`iterate` yields:
+
+* where train and test hold the same clients, one call gives both, as ``.train`` and
+  ``.test`` of one population;
+* where they hold different clients, a split is a population of its own: ``split=`` says
+  which, and its examples are ``.train``.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.data import FederatedData, check_alike
+from fedjax_core.datasets.files import DataFileError
+
+Arrays = dict[str, np.ndarray]
+Clients = Iterator[tuple[str, Arrays]]
+_Features = TypeVar("_Features")
+Read = Callable[[str, Sequence[str] | None, int | None], Clients]
+"""Reads a split: its name, the clients and the maximal number of clients wanted."""
+
+
+def max_unpacked(num_bytes: int) -> int:
+    """How many bytes so many compressed ones may hold before they count as a bomb.
+
+    Images and texts hardly shrink to a hundredth; a bomb shrinks to a thousandth.
+    """
+    return max(64 << 20, 256 * num_bytes)
+
+
+def choose(
+    path: Path | str,
+    names: Iterable[Any],
+    clients: Sequence[str] | None = None,
+    max_clients: int | None = None,
+) -> list[str]:
+    """The clients to read, in the order of `names`.
+
+    Args:
+      path: the container, for errors.
+      names: all clients in it.
+      clients: those wanted, distinct; None for all.
+      max_clients: the first so many of them; None for all.
+
+    Raises:
+      DataFileError: a name is not text, occurs twice, or a client wanted is not there.
+      ValueError, TypeError: see `check_wanted`.
+    """
+    check_wanted(clients, max_clients)
+    seen: dict[str, None] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise DataFileError(path, "client ids", f"expected text, found {name!r}.")
+        if name in seen:
+            raise DataFileError(path, f"client {name!r}", "occurs twice.")
+        seen[name] = None
+    chosen = list(seen)
+    if clients is not None:
+        wanted = set(clients)
+        if missing := sorted(wanted - seen.keys()):
+            problem = f"not among the {len(seen)} clients."
+            raise DataFileError(path, f"client {missing[0]!r}", problem)
+        chosen = [name for name in chosen if name in wanted]
+    return chosen[:max_clients]
+
+
+def check_wanted(clients: Sequence[str] | None, max_clients: int | None) -> None:
+    """Checks a choice of clients.
+
+    Raises:
+      ValueError: `clients` is empty or holds a name twice, or max_clients < 1.
+      TypeError: `clients` is one str, or max_clients not an int.
+    """
+    if max_clients is not None:
+        check.positive_int(max_clients=max_clients)
+    if clients is None:
+        return
+    if isinstance(clients, str):
+        raise TypeError(f"clients must be a sequence of names, got {clients!r}.")
+    if not clients or len(set(clients)) < len(clients):
+        raise ValueError(f"clients must be distinct names, got {clients!r:.80}.")
+
+
+def convert(
+    path: Path | str,
+    clients: Iterable[tuple[str, _Features]],
+    function: Callable[[_Features], Arrays],
+) -> Clients:
+    """Applies `function` client by client; its ValueError names file and client."""
+    for client_id, features in clients:
+        try:
+            arrays = function(features)
+        except ValueError as error:
+            raise DataFileError(path, f"client {client_id!r}", str(error)) from error
+        yield client_id, arrays
+
+
+def one_split(path: Path | str, clients: Clients) -> FederatedData:
+    """Packs a split that is a population of its own; it becomes ``.train``."""
+    train = _collect(path, clients)
+    with _named(path):
+        return FederatedData.from_lists(train.values(), client_ids=train)
+
+
+def same_clients(
+    path: Path | str,
+    read: Read,
+    clients: Sequence[str] | None,
+    max_clients: int | None,
+    hint: str = "",
+) -> FederatedData:
+    """Packs train and test of the same clients, in the order of train.
+
+    Args:
+      path: what holds them, for errors.
+      read: gives the clients of "train" or "test".
+      clients: passed to `read`.
+      max_clients: passed to `read` of train; test is read for the same clients.
+      hint: what to do if the clients differ.
+
+    Raises:
+      DataFileError: the splits hold different clients, shapes or dtypes.
+    """
+    train = _collect(path, read("train", clients, max_clients))
+    part = clients is not None or max_clients is not None
+    test = _collect(path, read("test", list(train) if part else None, None))
+    if different := sorted(train.keys() ^ test.keys()):
+        raise DataFileError(
+            path,
+            f"client {different[0]!r}",
+            f"is in one of train and test only, as are {len(different) - 1} more."
+            + (f" {hint}" if hint else ""),
+        )
+    with _named(path):
+        data = FederatedData.from_lists(
+            train.values(), [test[name] for name in train], client_ids=train
+        )
+    try:
+        check_alike("train", data.train.examples, "test", data.splits["test"].examples)
+    except ValueError as error:
+        raise DataFileError(path, "shapes", str(error)) from error
+    return data
+
+
+@contextlib.contextmanager
+def open_sqlite(
+    path: Path | str, tables: Mapping[str, Sequence[str]]
+) -> Iterator[sqlite3.Connection]:
+    """Opens an SQLite file read-only and checks that it has tables and columns.
+
+    Errors of SQLite inside the block become a DataFileError.
+    """
+    path = Path(path)
+    if not path.stat().st_size:  # to SQLite, a sound database without tables
+        raise DataFileError(path, "byte 0", "expected an SQLite database, found none.")
+    # Immutable: no lock, no journal, and nothing is written beside the file.
+    uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            # What the file says must not run: no function of its schema, no view.
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+            present = {name for (name,) in connection.execute(query)}
+            for table, columns in tables.items():
+                found: list[Any] = []
+                if table in present:
+                    rows = connection.execute(f"PRAGMA table_info({table})")
+                    found = [row[1] for row in rows]
+                if not set(columns) <= set(found):
+                    problem = f"expected columns {list(columns)}, found {found}."
+                    raise DataFileError(path, f"table {table}", problem)
+            yield connection
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise DataFileError(path, "SQLite", f"damaged, {error}.") from error
+
+
+def _collect(path: Path | str, clients: Clients) -> dict[str, Arrays]:
+    collected = dict(clients)
+    if not collected:
+        raise DataFileError(path, "clients", "expected at least one, found none.")
+    return collected
+
+
+@contextlib.contextmanager
+def _named(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:  # of packing: clients that do not fit together
+        raise DataFileError(path, "clients", str(error)) from error

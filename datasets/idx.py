@@ -1,0 +1,97 @@
+"""The idx format of MNIST and its relatives: one array per file, often gzipped.
+
+Everything is big-endian: two bytes 0, one byte for the type of the values, one for the
+number of dimensions, one 32-bit int per dimension, then the values row by row.
+
+References:
+  LeCun, Cortes & Burges, "The MNIST database of handwritten digits", section "File
+  formats", http://yann.lecun.com/exdb/mnist/.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core.datasets.files import DataFileError, read_bytes
+
+_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def read(
+    path: Path | str,
+    shape: Sequence[int | None] | None = None,
+    dtype: type[np.generic] | None = None,
+) -> np.ndarray:
+    """Reads one idx file, gzipped or not.
+
+    Args:
+      path: the file.
+      shape: what the shape must be, None for a dimension of any size.
+      dtype: what the values must be: `np.uint8`, say, or all of a kind, `np.integer`.
+
+    Returns:
+      The array, in the machine's byte order: uint8, int8, int16, int32, float32 or
+      float64.
+
+    Raises:
+      FileNotFoundError: no such file.
+      DataFileError: not idx, little-endian, cut off, followed by more bytes, empty, or
+        of another shape or dtype than asked for. Says at which offset.
+    """
+    content = read_bytes(path)
+    if len(content) < 4:
+        problem = f"expected 4 bytes of magic number, found {len(content)}."
+        raise DataFileError(path, "offset 0", problem)
+    zeros, code, ndim = content[:2], content[2], content[3]
+    if content[2:4] == b"\0\0" and content[1] in _TYPES and content[0]:
+        problem = f"the magic number {content[:4].hex(' ')} is little-endian; idx files"
+        raise DataFileError(path, "offset 0", f"{problem} are big-endian.")
+    if zeros != b"\0\0":
+        problem = f"expected an idx file, two bytes 0, found {zeros.hex(' ')}."
+        raise DataFileError(path, "offset 0", problem)
+    if code not in _TYPES:
+        allowed = ", ".join(map(str, _TYPES))
+        problem = f"expected a type of values, one of {allowed}, found {code}."
+        raise DataFileError(path, "offset 2", problem)
+    if ndim == 0:
+        raise DataFileError(path, "offset 3", "expected 1 or more dimensions, found 0.")
+    start = 4 + 4 * ndim
+    if len(content) < start:
+        problem = f"expected {ndim} dimensions of 4 bytes, found {len(content) - 4}"
+        raise DataFileError(path, "offset 4", f"{problem} bytes.")
+
+    stored = np.dtype(_TYPES[code])
+    sizes = tuple(np.frombuffer(content, ">u4", ndim, 4).tolist())
+    found = len(content) - start
+    expected = math.prod(sizes) * stored.itemsize
+    if expected != found:
+        swapped = np.frombuffer(content, "<u4", ndim, 4).tolist()
+        if math.prod(swapped) * stored.itemsize == found:
+            problem = f"the dimensions are little-endian: {sizes}, if read as"
+            raise DataFileError(path, "offset 4", f"{problem} big-endian.")
+        problem = f"expected {expected} bytes of {stored.name} {sizes}, found {found}"
+        raise DataFileError(path, f"offset {start}", f"{problem}.")
+    if 0 in sizes:
+        raise DataFileError(path, "offset 4", f"expected values, found shape {sizes}.")
+    if shape is not None and not fits(sizes, shape):
+        problem = f"expected shape {shape_name(shape)}, found {shape_name(sizes)}."
+        raise DataFileError(path, "offset 4", problem)
+    if dtype is not None and not np.issubdtype(stored, dtype):
+        problem = f"expected {dtype.__name__} values, found {stored.name}."
+        raise DataFileError(path, "offset 2", problem)
+    values = np.frombuffer(content, stored, offset=start).reshape(sizes)
+    return values.astype(stored.newbyteorder("="))
+
+
+def fits(sizes: Sequence[int], shape: Sequence[int | None]) -> bool:
+    """Whether an array of these sizes has that shape, None standing for any size."""
+    return len(sizes) == len(shape) and all(
+        want is None or size == want for size, want in zip(sizes, shape, strict=True)
+    )
+
+
+def shape_name(shape: Sequence[int | None]) -> str:
+    """The shape for an error: ``[n, 28, 28]``."""
+    return f"[{', '.join('n' if size is None else str(size) for size in shape)}]"

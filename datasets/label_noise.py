@@ -1,0 +1,144 @@
+r"""Wrong labels in the train split, drawn as the transition matrices of the papers say.
+
+With K classes and noise rate :math:`\epsilon`, an example keeps its label with
+probability :math:`1 - \epsilon`, independently of all others; otherwise
+
+- `symmetric`: it gets one of the K - 1 other labels, each with probability
+  :math:`\epsilon / (K - 1)`;
+- `pair`: it gets the next label, :math:`c + 1 \bmod K`.
+
+A flipped label is never the true one, so :math:`\epsilon` is the share of wrong labels
+that is expected. The number drawn varies around it. (Some authors draw the symmetric
+label from all K classes; their rate r is :math:`\epsilon = r (K - 1) / K` here.)
+
+Test and validation stay clean. SuPerFed's code also has noise in the clients' held-out
+examples: for that, add it to the pooled data before splitting.
+
+References:
+  Han et al., "Co-teaching: Robust Training of Deep Neural Networks with Extremely Noisy
+  Labels", NeurIPS 2018, section 4 (pair and symmetry flipping).
+
+  Hahn et al., "Connecting Low-Loss Subspace for Personalized Federated Learning", KDD
+  2022 (SuPerFed: noisy labels at the clients).
+"""
+
+import dataclasses
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.data import Dataset, FederatedData, Packed
+
+Data = TypeVar("Data", Dataset, FederatedData)
+
+
+def symmetric(
+    data: Data, rate: ArrayLike, num_classes: int, seed: int = 0, label: str = "y"
+) -> tuple[Data, np.ndarray]:
+    """Turns train labels into any other label, all equally likely.
+
+    For one seed, a higher rate keeps the flips of the lower one and adds to them, and
+    what a client gets does not depend on the rates of the others.
+
+    Args:
+      data: pooled or by client. Not changed: the result has labels of its own and
+        shares all other arrays.
+      rate: probability of a wrong label, in [0, 1). With `FederatedData` also [N],
+        one per client. At (K - 1) / K the labels say nothing about the truth.
+      num_classes: K >= 2. Labels are 0..K-1.
+      seed: int >= 0. NumPy's global generator is neither read nor changed.
+      label: name of the class labels, [n] ints.
+
+    Returns:
+      The data with noisy train labels, of the dtype they had, and which ones were
+      flipped: [n] bool, row by row of train.
+
+    Raises:
+      ValueError: rate not in [0, 1) or of another shape; num_classes < 2; seed
+        negative; no array called `label`, or labels not [n] in 0..K-1.
+      TypeError: num_classes or labels not ints.
+    """
+    y, rates = _checked(data, rate, num_classes, seed, label)
+    rng = np.random.default_rng([seed, 111])  # apart from other users of the seed
+    flipped = rng.random(len(y)) < rates
+    steps = rng.integers(1, num_classes, len(y))
+    return _relabelled(data, label, y, flipped * steps, num_classes), flipped
+
+
+def pair(
+    data: Data,
+    rate: ArrayLike,
+    num_classes: int,
+    seed: int = 0,
+    label: str = "y",
+    keep_majority: bool = True,
+) -> tuple[Data, np.ndarray]:
+    """Turns train labels c into c + 1, and the last class into 0.
+
+    Arguments, results and errors are those of `symmetric`, and one more: rates of 0.5
+    and above, where most labels of a class are wrong in the same way and nothing tells
+    truth from noise, raise ValueError unless `keep_majority` is False.
+    """
+    y, rates = _checked(data, rate, num_classes, seed, label)
+    if keep_majority and np.any(rates >= 0.5):
+        raise ValueError(
+            f"rate must be below 0.5, got {rate!r}; from there most labels of a class "
+            f"are wrong. If that is meant, pass keep_majority=False."
+        )
+    rng = np.random.default_rng([seed, 112])
+    flipped = rng.random(len(y)) < rates
+    return _relabelled(data, label, y, flipped * 1, num_classes), flipped
+
+
+def _checked(
+    data: Dataset | FederatedData,
+    rate: ArrayLike,
+    num_classes: int,
+    seed: int,
+    label: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The train labels, [n], and the rate of each, [n] or []."""
+    check.positive_int(num_classes=num_classes)
+    check.non_negative(seed=seed)
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be >= 2, got {num_classes}.")
+    examples = data.train if isinstance(data, Dataset) else data.train.examples
+    check.one_of(examples, label=label)
+    y = np.asarray(examples[label])
+    if y.dtype.kind not in "iu":
+        raise TypeError(f"{label} must be ints, got {y.dtype}.")
+    if y.ndim != 1:
+        raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
+    outside = y[(y < 0) | (y >= num_classes)]
+    if outside.size:
+        raise ValueError(
+            f"{label} must be in 0..{num_classes - 1} (num_classes is {num_classes}), "
+            f"got {outside[0]}."
+        )
+
+    rates = np.asarray(rate, np.float64)
+    if not np.all((rates >= 0) & (rates < 1)):
+        raise ValueError(f"rate must be in [0, 1), got {rate!r}.")
+    if rates.ndim == 0:
+        return y, rates
+    if isinstance(data, Dataset):
+        raise ValueError(f"rate must be one number for pooled data, got {rate!r}.")
+    if rates.shape != (data.num_clients,):
+        raise ValueError(
+            f"rate must be one number or one per client, [{data.num_clients}], "
+            f"got {rate!r}."
+        )
+    return y, np.repeat(rates, data.train.sizes)
+
+
+def _relabelled(
+    data: Data, label: str, y: np.ndarray, steps: np.ndarray, num_classes: int
+) -> Data:
+    """The data with labels moved on by `steps` [n], in a circle."""
+    noisy = ((y.astype(np.int64) + steps) % num_classes).astype(y.dtype)
+    if isinstance(data, FederatedData):
+        examples = {**data.train.examples, label: noisy}
+        return dataclasses.replace(data, train=Packed(examples, data.train.offsets))
+    return data._replace(train={**data.train, label: noisy})

@@ -1,0 +1,78 @@
+"""Landmine detection: radar features of 29 fields, mine or clutter.
+
+14,820 points of interest, 445 to 690 a field, 904 of them mines: accuracy says little,
+use the area under the ROC curve.
+
+Client key: the fields, "0" to "28" in the order of the file; 0 to 14 were foliated, 15
+to 28 bare earth or desert.
+
+Features: 9 from images of a synthetic-aperture radar (moments, correlations, energy
+ratio, spatial variance).
+
+Normalisation: features are standardised with the mean and deviation of all fields'
+train rows.
+
+Licence: none stated (Duke University); research use.
+
+References:
+  Xue, Liao, Carin & Krishnapuram, "Multi-Task Learning for Classification with
+  Dirichlet Process Priors", JMLR 8, 2007 (the file LandmineData.mat).
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core.data import FederatedData
+from fedjax_core.datasets import files, matlab, tables
+from fedjax_core.datasets.files import DataFileError
+
+SOURCE = "https://people.ee.duke.edu/~lcarin/LandmineData.zip"
+NUM_FEATURES = 9
+
+
+def load(
+    path: Path | str,
+    test_fraction: float = 0.25,
+    seed: int = 0,
+    standardize: bool = True,
+) -> FederatedData:
+    """Loads the points by field.
+
+    Args:
+      path: folder with ``LandmineData.mat`` (cell arrays feature and label, a cell per
+        field), or with ``landmine.npz`` (x [n, 9], y [n], field [n]); or that file.
+      test_fraction: share of every field's mines, and of its clutter, that goes to
+        test.
+      seed: int >= 0 that chooses them.
+      standardize: scale the features as the module says.
+
+    Returns:
+      Train and, unless test_fraction is 0, test of one client per field, each
+      ``{"x": [n, 9] float32, "y": [n] int32}``, y = 1 for a mine.
+
+    Raises:
+      FileNotFoundError: no file; says where to get it.
+      DataFileError: the file is not as it should be; names the variable.
+      ValueError: test_fraction is not in [0, 1], or seed is negative.
+    """
+    file = files.find(path, ["LandmineData.mat", "landmine.npz"], SOURCE)
+    if file.suffix == ".npz":
+        columns = {
+            "x": (np.floating, (None, NUM_FEATURES)),
+            "y": (np.integer, (None,)),
+            "field": (np.integer, (None,)),
+        }
+        x, y, field = tables.read_npz(file, columns).values()
+        x = tables.no_gaps(file, "array 'x'", x)
+    else:
+        x, y, field = matlab.read_tasks(file, "feature", "label", NUM_FEATURES)
+    if not np.isin(y, (0, 1)).all():
+        found = y[~np.isin(y, (0, 1))][0]
+        raise DataFileError(file, "labels", f"expected 0 and 1, found {found}.")
+    y = y.astype(np.int32)
+    both = np.char.add(field.astype(str), np.where(y == 1, " mine", " clutter"))
+    test = tables.hold_out(both, test_fraction, seed)
+    if standardize:
+        x = tables.standardize(x, ~test)
+    return tables.by_client(field, test, {"x": x.astype(np.float32), "y": y})

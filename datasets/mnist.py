@@ -1,0 +1,194 @@
+"""MNIST: 70,000 handwritten digits of 28x28 pixels, pooled or by their writers.
+
+60,000 training and 10,000 test images of 10 classes, 5,421 to 6,742 and 892 to 1,135 of
+each.
+
+Client key: the writer, known from QMNIST's label files. 539 writers wrote the training
+images (19 to 131 each, median 116) and 297 **others** the test images (8 to 130, median
+21), so the parts are two populations: the second is for testing on new clients. About
+half of each are employees of the US census (writer ids below 2100), the rest students
+of a high school (2100 to 2599): two natural groups, see `groups`.
+
+Polarity: ink is 1 and paper 0, as stored; pixels are divided by 255, no more.
+
+Licence: MNIST CC BY-SA 3.0; QMNIST's label files BSD-style; the scans are works of the
+US government (NIST).
+
+References:
+  LeCun, Bottou, Bengio & Haffner, "Gradient-based learning applied to document
+  recognition", Proceedings of the IEEE 86(11), 1998.
+
+  Yadav & Bottou, "Cold Case: The Lost MNIST Digits", NeurIPS 2019 (QMNIST).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.data import Dataset, FederatedData, Packed
+from fedjax_core.datasets import idx, images, npz
+from fedjax_core.datasets.files import DataFileError, find
+
+SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/{}"
+QMNIST_SOURCE = "https://github.com/facebookresearch/qmnist"
+_PREFIXES = {"train": "train-", "test": "t10k-"}
+_FIRST_STUDENT = 2100
+
+
+def load(path: Path | str, complete: bool = True) -> Dataset:
+    """Loads the pooled images.
+
+    Args:
+      path: a folder with the four idx files (``train-images-idx3-ubyte.gz``,
+        ``train-labels-idx1-ubyte.gz``, ``t10k-...``; unpacked ones will do), or with
+        ``mnist.npz`` of Keras, which is preferred; or that file.
+      complete: insist on 60,000 and 10,000 images; False accepts a part of them.
+
+    Returns:
+      Train and test, each ``{"x": [n, 28, 28, 1] float32 in [0, 1], "y": [n] int32 in
+      0..9}``, in the original order.
+
+    Raises:
+      FileNotFoundError: a file is absent; says what to fetch.
+      DataFileError: a file is damaged, or not what it should be.
+    """
+    counts = images.COUNTS if complete else (None, None)
+    file = images.find_npz(path, ("mnist.npz", "mnist_by_writer.npz"))
+    if file:
+        return images.from_npz(file, 10, (28, 28), counts)
+    return images.from_idx(path, list(_PREFIXES.values()), SOURCE, 10, counts)
+
+
+def load_by_writer(
+    path: Path | str,
+    part: str = "train",
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    complete: bool = True,
+) -> FederatedData:
+    """Loads one part of MNIST with its writers as clients.
+
+    No writer is in both parts. Every writer's images are split here, so that a client
+    is tested on its own hand; with ``part="test"`` and ``test_fraction=1`` the writers
+    that no model was trained on are left to test it.
+
+    Args:
+      path: a folder with the idx files of the part, as for `load`, and with
+        ``qmnist-train-labels-idx2-int.gz`` or ``qmnist-test-...``; or with
+        ``mnist_by_writer.npz``, which is preferred, or that file: x_train, y_train and
+        writer_train, the same for test.
+      part: "train" for 539 clients, "test" for the 297 others.
+      test_fraction: share of every client's images that goes to its test split,
+        rounded to whole images.
+      seed: int >= 0 that chooses them. NumPy's global generator is neither read nor
+        changed.
+      complete: insist on the 60,000 or 10,000 images; False accepts a part of them.
+
+    Returns:
+      Train and test of the same clients, in ascending order of the writers. Ids are the
+      writers' with four digits, "0003" say; arrays as those of `load`, each client's in
+      the original order.
+
+    Raises:
+      ValueError: `part` is another, test_fraction not in [0, 1], or seed negative.
+      FileNotFoundError: a file is absent; says what to fetch.
+      DataFileError: a file is damaged, not what it should be, or the label files of
+        MNIST and QMNIST disagree.
+    """
+    check.one_of(_PREFIXES, part=part)
+    check.in_range(0, 1, test_fraction=test_fraction)
+    check.non_negative(seed=seed)
+    count = images.COUNTS[part == "test"] if complete else None
+    file = images.find_npz(path, ("mnist_by_writer.npz",))
+    x, y, writers = (
+        _part_of_npz(file, part, count) if file else _part_of_idx(path, part, count)
+    )
+
+    names, sizes = np.unique(writers, return_counts=True)
+    rows = np.argsort(writers, kind="stable")
+    is_test = np.zeros(len(rows), bool)
+    rng = np.random.default_rng(seed)
+    for start, size in zip(np.cumsum(sizes) - sizes, sizes, strict=True):
+        chosen = rng.permutation(size)[: round(test_fraction * size)]
+        is_test[start + chosen] = True
+    test_sizes = np.add.reduceat(is_test, np.cumsum(sizes) - sizes, dtype=np.int64)
+    splits = []
+    for keep, split_sizes in ((~is_test, sizes - test_sizes), (is_test, test_sizes)):
+        examples = {"x": images.to_float(x[rows[keep]]), "y": y[rows[keep]]}
+        splits.append(Packed(examples, np.concatenate([[0], np.cumsum(split_sizes)])))
+    return FederatedData(*splits, client_ids=tuple(f"{w:04d}" for w in names.tolist()))
+
+
+def groups(client_ids: Sequence[str]) -> np.ndarray:
+    """Where each writer comes from: a natural split of the clients in two.
+
+    It is also the series of the form the digits were written on: hsf_0 for census
+    employees, hsf_4 for students.
+
+    Args:
+      client_ids: [N], ids of `load_by_writer`.
+
+    Returns:
+      [N] int32: 0 a census employee, 1 a high-school student.
+    """
+    return np.array([int(w) >= _FIRST_STUDENT for w in client_ids], np.int32)
+
+
+def _part_of_npz(
+    path: Path, part: str, count: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images [n, 28, 28] uint8, labels [n] int32, writers [n]."""
+    x_name, y_name, writer_name = (f"{k}_{part}" for k in ("x", "y", "writer"))
+    arrays = npz.read(
+        path,
+        {
+            x_name: (np.uint8, (count, 28, 28)),
+            y_name: (np.integer, (count,)),
+            writer_name: (np.integer, (count,)),
+        },
+    )
+    x, writers = arrays[x_name], arrays[writer_name]
+    y = images.to_labels(path, f"array {y_name!r}", arrays[y_name], len(x), 10)
+    return x, y, _writers(path, f"array {writer_name!r}", writers, len(x))
+
+
+def _part_of_idx(
+    path: Path | str, part: str, count: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images [n, 28, 28] uint8, labels [n] int32, writers [n]."""
+    name = f"qmnist-{part}-labels-idx2-int"
+    image_path, x, label_path, y = images.read_idx(
+        path, _PREFIXES[part], SOURCE, 10, count
+    )
+    qmnist_path = find(path, [f"{name}.gz", name], QMNIST_SOURCE)
+    # Class, form series, writer, and five more columns. QMNIST restored the lost test
+    # images: of its 60,000 the first 10,000 are those of MNIST.
+    columns = idx.read(qmnist_path, (None, 8), np.int32)
+    if len(columns) < len(x) or (part == "train" and len(columns) > len(x)):
+        problem = f"expected a row for each of the {len(x)} images of {image_path}"
+        raise DataFileError(qmnist_path, "rows", f"{problem}, found {len(columns)}.")
+    columns = columns[: len(x)]
+    wrong = np.flatnonzero(columns[:, 0] != y)
+    if wrong.size:
+        i = wrong[0]
+        problem = f"expected class {y[i]} as in {label_path}, found {columns[i, 0]}"
+        if columns[i, 0] == y[i : i + 1].byteswap()[0]:
+            problem += ", which is it in little-endian; idx files are big-endian"
+        raise DataFileError(qmnist_path, f"row {i}, column 0", f"{problem}.")
+    return x, y, _writers(qmnist_path, "column 2", columns[:, 2], len(x))
+
+
+def _writers(
+    path: Path, where: str, writers: np.ndarray, num_images: int
+) -> np.ndarray:
+    if len(writers) != num_images:
+        problem = f"expected a writer for each of {num_images} images, found"
+        raise DataFileError(path, where, f"{problem} {len(writers)}.")
+    wrong = np.flatnonzero((writers < 0) | (writers > 9999))
+    if wrong.size:
+        i = wrong[0]
+        problem = f"expected writers 0 to 9999, found {writers[i]} at row {i}."
+        raise DataFileError(path, where, problem)
+    return writers.astype(np.int64)

@@ -1,0 +1,220 @@
+"""What partitioners share: labels, Dirichlet draws, rounding and dealing.
+
+Most partitioners decide one matrix of counts, [K, N] ints: how many train examples of
+class c go to client i. `follow` carries it over to the other splits, `deal` picks rows.
+"""
+
+import heapq
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.data import Dataset, FederatedData, Packed
+
+
+class Pools(NamedTuple):
+    """A dataset's splits, each as one client, and the class of every row.
+
+    Attributes:
+      splits: checked; their arrays are those of the dataset.
+      classes: split -> [n] int64 in 0..K-1.
+      names: [K] labels of the classes, ascending; of all splits together.
+    """
+
+    splits: dict[str, Packed]
+    classes: dict[str, np.ndarray]
+    names: np.ndarray
+
+    @property
+    def totals(self) -> dict[str, np.ndarray]:
+        """Split -> [K] int64, examples of every class."""
+        n = len(self.names)
+        return {k: np.bincount(of, minlength=n) for k, of in self.classes.items()}
+
+
+def pools(dataset: Dataset, label: str | None) -> Pools:
+    """Checks a dataset and indexes its classes; without `label`, all rows are alike.
+
+    Raises:
+      ValueError: no array called `label`, arrays of unequal length, labels not [n].
+      TypeError: labels that are not ints, bools or strings, or of two kinds.
+    """
+    splits = {name: _pool(arrays) for name, arrays in dataset.splits.items()}
+    if label is None:
+        rows = {k: np.zeros(v.num_examples, np.int64) for k, v in splits.items()}
+        return Pools(splits, rows, np.zeros(1, np.int64))
+    for split in splits.values():
+        check.one_of(split.examples, label=label)
+    labels = [split.examples[label] for split in splits.values()]
+    for y in labels:
+        if y.ndim != 1:
+            raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
+        # Comparing 1 with "1", or 1 with 1.0, would make or merge classes unseen.
+        if y.dtype.kind not in "iubSU" or y.dtype.kind != labels[0].dtype.kind:
+            given = " and ".join(str(a.dtype) for a in labels)
+            raise TypeError(
+                f"{label} must be ints, bools or strings, of the same kind in every "
+                f"split, got {given}."
+            )
+    names, index = np.unique(np.concatenate(labels), return_inverse=True)
+    ends = np.cumsum([len(y) for y in labels])[:-1]
+    return Pools(splits, dict(zip(splits, np.split(index, ends), strict=True)), names)
+
+
+def _pool(arrays: dict[str, np.ndarray]) -> Packed:
+    shape = np.shape(next(iter(arrays.values()), ()))
+    return Packed(arrays, np.array([0, *shape[:1]]))
+
+
+def log_gamma(
+    rng: np.random.Generator, alpha: ArrayLike, size: int | tuple[int, ...]
+) -> np.ndarray:
+    """Logarithms of independent Gamma(alpha) draws, float64, finite for any alpha > 0.
+
+    Normalised, `softmax` of them, they are one draw of Dir(alpha).
+
+    Args:
+      rng: the source.
+      alpha: > 0, broadcast to `size`.
+      size: shape of the result.
+    """
+    # For alpha = 1e-3 most gammas are below the smallest float, and 0 / 0 is no
+    # distribution. Gamma(alpha) is distributed as Gamma(alpha + 1) U^(1 / alpha), and
+    # -log U is exponential.
+    # Beyond these bounds draws do not change, but quotients may overflow.
+    alpha = np.clip(np.asarray(alpha, np.float64), 1e-300, 1e300)
+    draw = np.log(rng.standard_gamma(alpha + 1, size))
+    return draw - rng.standard_exponential(size) / alpha
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Shares [n] proportional to exp(logits), of sum 1; -inf has share 0."""
+    shares = np.exp(logits - logits.max())
+    return shares / shares.sum()
+
+
+def round_shares(shares: np.ndarray, n: int, phase: float) -> np.ndarray:
+    """Integers in proportion to shares [N] >= 0, of sum n, each less than 1 off.
+
+    With a phase uniform in [0, 1), every integer has its share as mean; a share of 0
+    gives 0.
+    """
+    # Rounding the edges, not the shares, keeps the sum. The common random phase gives
+    # every share its mean; without it, nearly equal shares would be rounded up for the
+    # same clients in every class.
+    edges = np.cumsum(shares)
+    cuts = np.floor(edges / edges[-1] * n + phase).astype(np.int64)
+    return np.diff(np.minimum(cuts, n), prepend=0)
+
+
+def even(n: int, parts: int) -> np.ndarray:
+    """Integers [parts] of sum n that differ by one at most."""
+    return np.diff(np.arange(parts + 1) * n // parts)
+
+
+def follow(
+    train: np.ndarray, totals: Mapping[str, np.ndarray], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Counts for every split: a client's share of a class is that of train.
+
+    What is discarded in train is discarded elsewhere in the same proportion. A class
+    that train lacks is spread evenly.
+
+    Args:
+      train: [K, N] ints; a row sums to the class's train examples, or to less where
+        some are discarded.
+      totals: split -> [K] ints, "train" among them.
+      rng: rounds to whole examples.
+
+    Returns:
+      Split -> [K, N] ints; "train" is `train` itself.
+    """
+    num_clients = train.shape[1]
+    discarded = totals["train"] - train.sum(axis=1)
+    shares = np.column_stack([train, discarded])
+    shares[totals["train"] == 0, :num_clients] = 1
+    counts = {"train": train}
+    for split in [name for name in totals if name != "train"]:
+        rounded = [
+            round_shares(of_class, n, phase)
+            for of_class, n, phase in zip(
+                shares, totals[split], rng.random(len(shares)), strict=True
+            )
+        ]
+        dealt = np.reshape(np.array(rounded, np.int64), shares.shape)
+        counts[split] = dealt[:, :num_clients]
+    return counts
+
+
+def fill_small(counts: np.ndarray, min_size: int) -> None:
+    """Moves examples in counts [K, N], in place, until columns sum to min_size or more.
+
+    They move one by one from the client that is largest at that moment, from its most
+    frequent class.
+
+    Raises:
+      ValueError: there are fewer than N * min_size examples.
+    """
+    num_clients, num_examples = counts.shape[1], int(counts.sum())
+    if num_clients * min_size > num_examples:
+        raise ValueError(
+            f"min_size must leave num_clients * min_size within the "
+            f"{num_examples} train examples, got {num_clients} * {min_size}."
+        )
+    # As long as a client is too small, the largest has more than min_size: clients
+    # being filled are never taken from, and moves are as many as examples missing.
+    sizes = counts.sum(axis=0)
+    largest = [(-size, i) for i, size in enumerate(sizes.tolist())]
+    heapq.heapify(largest)
+    for i in np.flatnonzero(sizes < min_size):
+        for _ in range(min_size - sizes[i]):
+            minus_size, donor = largest[0]
+            c = counts[:, donor].argmax()
+            counts[c, donor] -= 1
+            counts[c, i] += 1
+            heapq.heapreplace(largest, (minus_size + 1, donor))
+
+
+def deal(
+    pools: Pools, counts: Mapping[str, np.ndarray], rng: np.random.Generator
+) -> FederatedData:
+    """Gives client i ``counts[split][c, i]`` random rows of class c, in any order."""
+    dealt = {
+        name: _deal(split, pools.classes[name], counts[name], rng)
+        for name, split in pools.splits.items()
+    }
+    return FederatedData(**dealt, client_ids=())
+
+
+def _deal(
+    pool: Packed, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator
+) -> Packed:
+    num_classes, num_clients = counts.shape
+    rows = rng.permutation(pool.num_examples)
+    of_row = classes[rows]
+    by_class = np.argsort(of_row, kind="stable")
+    totals = np.bincount(classes, minlength=num_classes)
+    rank = np.arange(len(rows)) - np.repeat(np.cumsum(totals) - totals, totals)
+    rows = rows[by_class][rank < np.repeat(counts.sum(axis=1), totals)]
+    clients = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.ravel())
+    # Shuffled again, or every client would hold its examples sorted by class.
+    again = rng.permutation(len(rows))
+    rows = rows[again][np.argsort(clients[again], kind="stable")]
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
+    return Packed({name: a[rows] for name, a in pool.examples.items()}, offsets)
+
+
+def deal_sizes(
+    dataset: Dataset, shares: np.ndarray, rng: np.random.Generator, min_size: int = 0
+) -> FederatedData:
+    """Deals random rows to clients of sizes in proportion to shares [N]."""
+    pool = pools(dataset, None)
+    counts = {
+        name: round_shares(shares, split.num_examples, rng.random())[None]
+        for name, split in pool.splits.items()
+    }
+    fill_small(counts["train"], min_size)
+    return deal(pool, counts, rng)

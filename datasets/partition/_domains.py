@@ -1,0 +1,45 @@
+"""One data set per group of clients."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_core.data import Dataset
+from fedjax_core.datasets.partition._clusters import Clustered
+from fedjax_core.datasets.partition._iid import iid
+from fedjax_core.splits import merge
+
+
+def domains(
+    datasets: Mapping[str, Dataset], clients_per_domain: int, seed: int = 0
+) -> Clustered:
+    """Deals every data set, a domain of inputs, evenly among clients of its own.
+
+    Photographs and drawings, say, or MNIST and SVHN: labels mean the same everywhere,
+    inputs look different. No client has examples of two domains.
+
+    Args:
+      datasets: domain -> pooled arrays [n, ...] per split, with the same names, dtypes
+        and shapes of arrays in every domain. The result holds a shuffled copy.
+      clients_per_domain: M >= 1.
+      seed: int >= 0.
+
+    Returns:
+      The splits of M clients per domain, called ``"domain/0"`` to ``"domain/M-1"``, and
+      the domain of each by its position in `datasets`. In a split that only other
+      domains have, a client has no examples.
+
+    Raises:
+      ValueError: no domain, domains whose arrays differ, clients_per_domain < 1, seed
+        negative, or arrays of unequal length.
+      TypeError: clients_per_domain is not an int.
+    """
+    dealt = []
+    for k, dataset in enumerate(datasets.values()):
+        # Another seed for each: with one, parallel domains would be shuffled alike.
+        of_domain = np.random.SeedSequence([seed, 11, k]).generate_state(1, np.uint64)
+        dealt.append(iid(dataset, clients_per_domain, int(of_domain[0])))
+    if not dealt:
+        raise ValueError("datasets must hold at least one domain, got none.")
+    data = merge(*dealt, prefixes=[f"{domain}/" for domain in datasets])
+    return Clustered(data, np.repeat(np.arange(len(dealt)), clients_per_domain))

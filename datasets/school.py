@@ -1,0 +1,78 @@
+"""School: exam scores of pupils of 139 schools in inner London, 1985 to 1987.
+
+15,362 pupils, 22 to 251 a school; a classic of multi-task learning.
+
+Client key: the schools, "0" to "138" in the order of the file.
+
+Features: 28 of the pupil and the school. Columns 3 and 4 (from 0) are the per cent of
+pupils with free meals and in the top ability band; the rest (year, gender, ethnic
+group, ...) are zeros and ones, and the last is constantly 1, for the intercept.
+
+Normalisation: all features but the last are standardised with the mean and deviation of
+all schools' train rows. Scores, 1 to 70, stay as they are.
+
+Licence: none stated (Inner London Education Authority); research use.
+
+References:
+  Goldstein, "Multilevel modelling of survey data", The Statistician 40(2), 1991.
+
+  Zhou, Chen & Ye, "MALSAR: Multi-task Learning via Structural Regularization",
+  https://github.com/jiayuzhou/MALSAR (the file school.mat).
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core.data import FederatedData
+from fedjax_core.datasets import files, matlab, tables
+from fedjax_core.datasets.files import DataFileError
+
+SOURCE = "https://github.com/jiayuzhou/MALSAR (data/school.mat)"
+NUM_FEATURES = 28
+
+
+def load(
+    path: Path | str,
+    test_fraction: float = 0.25,
+    seed: int = 0,
+    standardize: bool = True,
+) -> FederatedData:
+    """Loads the pupils by school.
+
+    Args:
+      path: folder with ``school.mat`` (cell arrays X and Y, a cell per school), or with
+        ``school_exam.npz`` (x [n, 28], y [n], school [n]); or that file.
+      test_fraction: share of every school's pupils that goes to test.
+      seed: int >= 0 that chooses them.
+      standardize: scale the features as the module says.
+
+    Returns:
+      Train and, unless test_fraction is 0, test of one client per school, each
+      ``{"x": [n, 28] float32, "y": [n] float32}``.
+
+    Raises:
+      FileNotFoundError: no file; says where to get it.
+      DataFileError: the file is not as it should be; names the variable.
+      ValueError: test_fraction is not in [0, 1], or seed is negative.
+    """
+    file = files.find(path, ["school.mat", "school_exam.npz"], SOURCE)
+    if file.suffix == ".npz":
+        columns = {
+            "x": (np.floating, (None, NUM_FEATURES)),
+            "y": (np.floating, (None,)),
+            "school": (np.integer, (None,)),
+        }
+        x, y, school = tables.read_npz(file, columns).values()
+        x = tables.no_gaps(file, "array 'x'", x)
+        y = tables.no_gaps(file, "array 'y'", y)
+    else:
+        x, y, school = matlab.read_tasks(file, "X", "Y", NUM_FEATURES)
+    if y.min() < 0:
+        raise DataFileError(file, "scores", f"expected none below 0, found {y.min()}.")
+    test = tables.hold_out(school, test_fraction, seed)
+    if standardize:
+        x[:, :-1] = tables.standardize(x[:, :-1], ~test)
+    return tables.by_client(
+        school, test, {"x": x.astype(np.float32), "y": y.astype(np.float32)}
+    )

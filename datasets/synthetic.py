@@ -1,0 +1,309 @@
+r"""Populations drawn from known distributions: regression, softmax and mixtures.
+
+Each function returns the data and the truth it was drawn from, so that an estimate can
+be compared with it:
+
+- `linear_clusters`: linear regression, the clients of a cluster share their weights.
+- `fedprox`, `fedprox_iid`: synthetic(alpha, beta) and synthetic IID of Li et al.
+- `gaussian_mixture`: Gaussian classes, in shares of the client's own.
+
+Client key: the client's number. What client k holds depends on the seed and k, and not
+on how many clients there are; two functions given one seed draw independently. A
+client's first examples are its train split. NumPy's global generator is neither read
+nor changed.
+
+Licence: none needed, the data is generated.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", arXiv:2505.19183 (clusters of
+  linear regression tasks).
+
+  Gauthier et al., "Personalized Graph Federated Learning with Differential Privacy",
+  IEEE Transactions on Signal and Information Processing over Networks 9, 2023,
+  https://doi.org/10.1109/TSIPN.2023.3325963 (clusters' tasks differ by a factor).
+
+  Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, section
+  5.1; https://github.com/litian96/FedProx, folder data.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.data import FederatedData
+
+Truth = dict[str, np.ndarray]
+_Client = Callable[
+    [np.random.Generator, int, int], tuple[np.ndarray, np.ndarray, Truth]
+]
+
+_FEATURES, _CLASSES = 60, 10  # of Li et al.
+_STD = np.arange(1, _FEATURES + 1) ** -0.6  # variance j^-1.2
+
+
+def linear_clusters(
+    num_clients: int,
+    weights: ArrayLike,
+    sizes: ArrayLike | None = 50,
+    noise: float = 0.1,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> tuple[FederatedData, Truth]:
+    r"""Linear regression where the clients of a cluster share their true weights.
+
+    Client k belongs to cluster k mod Q, and for its examples
+
+    .. math::
+
+      x \sim \mathcal{N}(0, I_d), \qquad y = w_{k \bmod Q}^\top x + e, \qquad
+      e \sim \mathcal{N}(0, \mathrm{noise}^2) .
+
+    Unrelated clusters, as in Jung's book, come with
+    ``weights=np.random.default_rng(0).standard_normal((Q, d))``; related ones, as in
+    Gauthier et al., with ``w0 * (1 + rng.uniform(-0.15, 0.15, (Q, 1)))`` for a `w0`
+    of shape [d].
+
+    Args:
+      num_clients: N >= 1.
+      weights: [Q, d] finite numbers, the weights of each cluster.
+      sizes: examples per client, train and test together: one int or [N] ints, >= 0;
+        None draws them as `fedprox` does.
+      noise: standard deviation of the noise, >= 0.
+      test_fraction: share of a client's examples in test, rounded up to whole ones.
+      seed: int >= 0.
+
+    Returns:
+      Data of ``x`` [n, d] float32 and ``y`` [n] float32, and the truth: ``weights``
+      [N, d] float64, ``cluster`` [N] int32.
+
+    Raises:
+      ValueError: num_clients < 1; weights not [Q, d] or not finite; sizes of another
+        shape or negative; noise or seed negative; test_fraction not in [0, 1].
+      TypeError: num_clients or sizes not ints.
+    """
+    check.non_negative(noise=noise)
+    of_cluster = _matrix("weights", weights)
+    num_clusters, dim = of_cluster.shape
+
+    def draw(rng, n, k):
+        w = of_cluster[k % num_clusters]
+        x = rng.standard_normal((n, dim)).astype(np.float32)
+        y = x @ w + noise * rng.standard_normal(n)
+        return (
+            x,
+            y.astype(np.float32),
+            {"weights": w, "cluster": np.int32(k % num_clusters)},
+        )
+
+    return _population(draw, num_clients, sizes, test_fraction, [seed, 101])
+
+
+def fedprox(
+    num_clients: int = 30,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    sizes: ArrayLike | None = None,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> tuple[FederatedData, Truth]:
+    r"""Synthetic(alpha, beta) of Li et al.: softmax models that differ by client.
+
+    For every client, of 60 features and 10 classes,
+
+    .. math::
+
+      u &\sim \mathcal{N}(0, \alpha^2), & W_{jc}, b_c &\sim \mathcal{N}(u, 1), \\
+      B &\sim \mathcal{N}(0, \beta^2), & v_j &\sim \mathcal{N}(B, 1), \\
+      x_j &\sim \mathcal{N}(v_j, j^{-1.2}), & y &= \arg\max_c (x^\top W + b)_c .
+
+    alpha is meant to say how much models differ, beta how much features do. But u adds
+    the same to the scores of all classes, so alpha changes the weights and never the
+    labels; and with alpha = beta = 0 clients still have models and means of their own:
+    only `fedprox_iid` is IID.
+
+    Where the paper's text and its code differ, this follows the code: alpha and beta
+    are standard deviations (the text's N(0, alpha) reads as a variance; for 0 and 1 it
+    is the same, for 0.5 not), and sizes are 50 + floor(exp(N(4, 2^2))), where the text
+    says power law. One number u serves all entries of W and b, as in the code.
+
+    Args:
+      num_clients: N >= 1; 30 in the paper.
+      alpha: standard deviation of u, >= 0.
+      beta: standard deviation of B, >= 0.
+      sizes: examples per client, train and test together: one int or [N] ints, >= 0.
+        None draws them as above: the median is 104, and one client in 1,000 has
+        over 26,000.
+      test_fraction: share of a client's examples in test, rounded up to whole ones.
+      seed: int >= 0.
+
+    Returns:
+      Data of ``x`` [n, 60] float32 and ``y`` [n] int32 in 0..9, and the truth:
+      ``weights`` [N, 60, 10], ``bias`` [N, 10] and ``mean`` [N, 60], float64.
+
+    Raises:
+      ValueError: num_clients < 1; alpha, beta or seed negative; sizes of another shape
+        or negative; test_fraction not in [0, 1].
+      TypeError: num_clients or sizes not ints.
+    """
+    check.non_negative(alpha=alpha, beta=beta)
+
+    def draw(rng, n, k):
+        weights, bias = _softmax_model(rng, alpha * rng.standard_normal())
+        mean = beta * rng.standard_normal() + rng.standard_normal(_FEATURES)
+        return _softmax_examples(rng, n, weights, bias, mean)
+
+    return _population(draw, num_clients, sizes, test_fraction, [seed, 102])
+
+
+def fedprox_iid(
+    num_clients: int = 30,
+    sizes: ArrayLike | None = None,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> tuple[FederatedData, Truth]:
+    """Synthetic IID of Li et al.: one softmax model for all, features of mean 0.
+
+    As `fedprox`, but W and b have standard normal entries and are the same for all
+    clients, and v = 0. Sizes still differ. Arguments, results and errors are those of
+    `fedprox`.
+    """
+
+    def draw(rng, n, k):
+        weights, bias = _softmax_model(np.random.default_rng([seed, 104]), 0.0)
+        return _softmax_examples(rng, n, weights, bias, np.zeros(_FEATURES))
+
+    return _population(draw, num_clients, sizes, test_fraction, [seed, 103])
+
+
+def gaussian_mixture(
+    num_clients: int,
+    means: ArrayLike,
+    alpha: float | None = None,
+    shift: float = 0.0,
+    sizes: ArrayLike | None = 50,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> tuple[FederatedData, Truth]:
+    r"""Classes that are Gaussians, in shares and around means of the client's own.
+
+    For every client,
+
+    .. math::
+
+      p \sim \mathrm{Dir}(\alpha \mathbf{1}_K), \qquad
+      s \sim \mathcal{N}(0, \mathrm{shift}^2 I_d), \qquad
+      y \sim p, \qquad x \sim \mathcal{N}(\mu_y + s, I_d) .
+
+    With two classes at distance :math:`\delta = |\mu_1 - \mu_0|`, the error of the best
+    classifier for a client (which knows p and s) is
+
+    .. math::
+
+      p_0 \Phi(-\delta/2 - t) + p_1 \Phi(-\delta/2 + t), \qquad
+      t = \log(p_0 / p_1) / \delta .
+
+    Args:
+      num_clients: N >= 1.
+      means: [K, d] finite numbers, the means of the classes.
+      alpha: concentration of the class shares, > 0; small means few classes per client.
+        None gives all classes equal shares.
+      shift: standard deviation of a client's shift of all its features, >= 0.
+      sizes: examples per client, train and test together: one int or [N] ints, >= 0;
+        None draws them as `fedprox` does.
+      test_fraction: share of a client's examples in test, rounded up to whole ones.
+      seed: int >= 0.
+
+    Returns:
+      Data of ``x`` [n, d] float32 and ``y`` [n] int32 in 0..K-1, and the truth:
+      ``means`` [N, K, d], shifts included, and ``shares`` [N, K], float64.
+
+    Raises:
+      ValueError: num_clients < 1; means not [K, d] or not finite; alpha <= 0; shift or
+        seed negative; sizes of another shape or negative; test_fraction not in [0, 1].
+      TypeError: num_clients or sizes not ints.
+    """
+    check.non_negative(shift=shift)
+    if alpha is not None:
+        check.positive(alpha=alpha)
+    centres = _matrix("means", means)
+    num_classes, dim = centres.shape
+
+    def draw(rng, n, k):
+        shares = np.full(num_classes, 1 / num_classes)
+        if alpha is not None:
+            shares = rng.dirichlet(np.full(num_classes, alpha))
+        own = centres + shift * rng.standard_normal(dim)
+        y = rng.choice(num_classes, n, p=shares).astype(np.int32)
+        x = (own[y] + rng.standard_normal((n, dim))).astype(np.float32)
+        return x, y, {"means": own, "shares": shares}
+
+    return _population(draw, num_clients, sizes, test_fraction, [seed, 105])
+
+
+def _softmax_model(rng: np.random.Generator, u: float) -> tuple[np.ndarray, np.ndarray]:
+    """W [60, 10] and b [10] with entries N(u, 1)."""
+    shapes = (_FEATURES, _CLASSES), (_CLASSES,)
+    weights, bias = (u + rng.standard_normal(shape) for shape in shapes)
+    return weights, bias
+
+
+def _softmax_examples(
+    rng: np.random.Generator,
+    n: int,
+    weights: np.ndarray,
+    bias: np.ndarray,
+    mean: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, Truth]:
+    x = (mean + _STD * rng.standard_normal((n, _FEATURES))).astype(np.float32)
+    y = np.argmax(x @ weights + bias, axis=1).astype(np.int32)
+    return x, y, {"weights": weights, "bias": bias, "mean": mean}
+
+
+def _matrix(name: str, values: ArrayLike) -> np.ndarray:
+    matrix = np.asarray(values, np.float64)
+    if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
+        raise ValueError(f"{name} must be a matrix of finite numbers, got {values!r}.")
+    return matrix
+
+
+def _population(
+    draw: _Client,
+    num_clients: int,
+    sizes: ArrayLike | None,
+    test_fraction: float,
+    stream: list[int],
+) -> tuple[FederatedData, Truth]:
+    """Draws client by client, each from a generator of its own.
+
+    `stream` is the user's seed and a number of the function's own.
+    """
+    check.positive_int(num_clients=num_clients)
+    check.in_range(0, 1, test_fraction=test_fraction)
+    check.non_negative(seed=stream[0])
+    given = None if sizes is None else _sizes(sizes, num_clients)
+    train, test, truths = [], [], []
+    for k in range(num_clients):
+        rng = np.random.default_rng([*stream, k])
+        n = 50 + int(rng.lognormal(4, 2)) if given is None else int(given[k])
+        x, y, truth = draw(rng, n, k)
+        # Rounded to 9 places, or 10 * (1 - 0.9) would leave train without its example.
+        cut = int(round((1 - test_fraction) * n, 9))
+        train.append({"x": x[:cut], "y": y[:cut]})
+        test.append({"x": x[cut:], "y": y[cut:]})
+        truths.append(truth)
+    stacked = {name: np.stack([t[name] for t in truths]) for name in truths[0]}
+    return FederatedData.from_lists(train, test), stacked
+
+
+def _sizes(sizes: ArrayLike, num_clients: int) -> np.ndarray:
+    array = np.asarray(sizes)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"sizes must be ints, got {sizes!r}.")
+    if array.shape not in ((), (num_clients,)) or np.any(array < 0):
+        raise ValueError(
+            f"sizes must be one int >= 0 or one per client, [{num_clients}], "
+            f"got {sizes!r}."
+        )
+    return np.broadcast_to(array, num_clients)

@@ -1,0 +1,174 @@
+"""From the rows of a table to clients: gaps, held-out rows, scaling, packing.
+
+A reader gets columns from a file, chooses test rows with `hold_out`, scales with what
+the train rows say and packs the rows `by_client`. Test rows enter no statistic.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.data import FederatedData, Packed
+from fedjax_core.datasets import npz
+from fedjax_core.datasets.files import DataFileError
+
+_LARGEST = float(np.finfo(np.float32).max)
+_LOG = logging.getLogger("fedjax_core")
+
+
+def read_npz(
+    path: Path | str, columns: Mapping[str, npz.Expected]
+) -> dict[str, np.ndarray]:
+    """Reads arrays of equal length, the columns of a table, from an npz file.
+
+    Args:
+      path: the file.
+      columns: name -> dtype and shape, as for `npz.read`.
+
+    Raises:
+      DataFileError: as `npz.read`; or arrays differ in length, or hold numbers that are
+        infinite or don't fit float32. NaN is a gap, see `no_gaps`.
+    """
+    arrays = npz.read(path, columns)
+    first = next(iter(arrays))
+    for column, array in arrays.items():
+        where = f"array {column!r}"
+        if len(array) != len(arrays[first]):
+            problem = f"expected {len(arrays[first])} rows as in {first!r}, found"
+            raise DataFileError(path, where, f"{problem} {len(array)}.")
+        if array.dtype.kind == "f" and np.any(np.abs(array) > _LARGEST):
+            problem = "expected finite numbers that fit float32."
+            raise DataFileError(path, where, problem)
+    return arrays
+
+
+def no_gaps(path: Path | str, where: str, array: np.ndarray) -> np.ndarray:
+    """The array, as float64.
+
+    Raises:
+      DataFileError: it has a NaN.
+    """
+    array = array.astype(np.float64)
+    if np.isnan(array).any():
+        raise DataFileError(path, where, "expected numbers, found NaN.")
+    return array
+
+
+def drop_rows(
+    path: Path | str, table: Mapping[str, np.ndarray], gap: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The table without the rows that have a gap; logs (INFO) how many those are.
+
+    Raises:
+      DataFileError: no row would be left.
+    """
+    if gap.all():
+        raise DataFileError(path, "all rows", "expected rows without gaps, found none.")
+    _LOG.info("%s: dropped %d of %d rows, with gaps", path, gap.sum(), len(gap))
+    return {column: values[~gap] for column, values in table.items()}
+
+
+def hold_out(
+    keys: np.ndarray,
+    fraction: float,
+    seed: int,
+    groups: np.ndarray | None = None,
+) -> np.ndarray:
+    """Chooses test rows, key by key.
+
+    Args:
+      keys: [n] ints or strs, the client of every row (or what else to split within).
+      fraction: in [0, 1], share of every key that goes to test, rounded to whole rows.
+        The last row of a key stays in train whatever the fraction.
+      seed: int >= 0.
+      groups: [n] ints; rows of a key with the same number stay together. The share is
+        then of groups.
+
+    Returns:
+      [n] bool, True for test.
+
+    Raises:
+      ValueError: fraction is not in [0, 1], or seed is negative.
+    """
+    check.in_range(0, 1, test_fraction=fraction)
+    check.non_negative(seed=seed)
+    rng = np.random.default_rng([seed, 120])  # apart from other users of the same seed
+    test = np.zeros(len(keys), bool)
+    client = np.unique(keys, return_inverse=True)[1]
+    order = np.argsort(client, kind="stable")
+    for rows in np.split(order, np.cumsum(np.bincount(client))[:-1]):
+        unit = np.arange(len(rows)) if groups is None else groups[rows]
+        units = rng.permutation(np.unique(unit))
+        chosen = units[: min(round(fraction * len(units)), len(units) - 1)]
+        test[rows] = np.isin(unit, chosen)
+    return test
+
+
+def fill_gaps(x: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Puts the train mean of a column where it is NaN; 0 if train has only NaN there.
+
+    Args:
+      x: [n, d] float64.
+      train: [n] bool, the rows whose mean is taken.
+    """
+    known = ~np.isnan(x[train])
+    sums = np.where(known, x[train], 0).sum(0)
+    return np.where(np.isnan(x), sums / np.maximum(known.sum(0), 1), x)
+
+
+def standardize(x: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Gives every column mean 0 and variance 1 over the train rows of all clients.
+
+    One mean and one deviation for all clients, as a server that sums up the clients'
+    sums would find them; so clients stay as different as they are. A column that is
+    constant in train is centred only.
+
+    Args:
+      x: [n, d] float64, without NaN.
+      train: [n] bool, the rows whose mean and deviation (of the population, 1 / n) are
+        taken.
+
+    Returns:
+      [n, d] float64.
+    """
+    mean, std = x[train].mean(0), x[train].std(0)
+    varies = (np.ptp(x[train], axis=0) > 0) & (std > 0)
+    scaled = (x - np.where(varies, mean, x[train][0])) / np.where(varies, std, 1)
+    # A test row may be further off than float32 reaches.
+    return np.clip(scaled, -_LARGEST, _LARGEST)
+
+
+def one_hot(index: np.ndarray, num_levels: int) -> np.ndarray:
+    """[n] ints in 0..num_levels-1 as [n, num_levels] float64 of zeros and ones."""
+    return np.eye(num_levels)[index]
+
+
+def by_client(
+    keys: np.ndarray, test: np.ndarray, examples: Mapping[str, np.ndarray]
+) -> FederatedData:
+    """Packs rows by client, clients in sorted order, rows in the order they have.
+
+    Args:
+      keys: [n] ints or strs, the client of every row.
+      test: [n] bool, rows of the test split; without any the result has none.
+      examples: name -> [n, ...].
+    """
+    names, client = np.unique(keys, return_inverse=True)
+
+    def pack(rows: np.ndarray) -> Packed:
+        rows = np.flatnonzero(rows)
+        rows = rows[np.argsort(client[rows], kind="stable")]
+        sizes = np.bincount(client[rows], minlength=len(names))
+        return Packed(
+            {k: v[rows] for k, v in examples.items()},
+            np.concatenate([[0], np.cumsum(sizes)]),
+        )
+
+    return FederatedData(
+        pack(~test),
+        pack(test) if test.any() else None,
+        client_ids=tuple(map(str, names)),
+    )

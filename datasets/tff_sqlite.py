@@ -1,0 +1,175 @@
+"""Reads the SQLite files of TensorFlow Federated, client by client.
+
+One file per data set. A row of the table `examples` is one example of one client, a
+serialised `tf.train.Example`; `client_metadata` says how many a client has in a split.
+The families that come so are in `tff`.
+
+References:
+  The TensorFlow Federated authors, `tff.simulation.datasets`,
+  https://github.com/google-parfait/tensorflow-federated.
+"""
+
+import lzma
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core.datasets import tf_example
+from fedjax_core.datasets.containers import (
+    Arrays,
+    Clients,
+    choose,
+    max_unpacked,
+    open_sqlite,
+)
+from fedjax_core.datasets.files import DataFileError
+
+_CHUNK = 1 << 20
+_MEMORY_LIMIT = 1 << 30  # of the LZMA dictionary: its strongest preset needs 65 MiB
+_TABLES = {
+    "examples": ("split_name", "client_id", "serialized_example_proto"),
+    "client_metadata": ("client_id", "split_name", "num_examples"),
+}
+
+
+def iterate(
+    path: Path | str,
+    split: str,
+    clients: Sequence[str] | None = None,
+    max_clients: int | None = None,
+) -> Clients:
+    """Yields the clients of a split, sorted by id, one in memory at a time.
+
+    Args:
+      path: an `.sqlite` file, or an `.sqlite.lzma` file, which is unpacked beside
+        itself first, see `unpack`.
+      split: its name in the file, such as "train" or "digits_only_test".
+      clients: ids of those wanted; None for all.
+      max_clients: the first so many of them; None for all.
+
+    Yields:
+      Client id and feature name -> [n_i, k], or [n_i] where every example has one
+      value: float32, int64, or object arrays of bytes.
+
+    Raises:
+      DataFileError: the file is damaged or laid out differently, it has no such split,
+        or a client is not in it.
+    """
+    path = Path(path)
+    if path.suffix == ".lzma":
+        path = unpack(path)
+    with open_sqlite(path, _TABLES) as connection:
+        query = "SELECT client_id, num_examples FROM client_metadata"
+        query += " WHERE split_name = ? ORDER BY client_id"
+        metadata = connection.execute(query, [split]).fetchall()
+        if not metadata:
+            query = "SELECT DISTINCT split_name FROM client_metadata LIMIT 20"
+            splits = sorted(repr(name) for (name,) in connection.execute(query))
+            problem = f"no clients of split {split!r}; splits are {', '.join(splits)}."
+            raise DataFileError(path, "table client_metadata", problem)
+        names = (client_id for client_id, _ in metadata)
+        chosen = choose(path, names, clients, max_clients)
+        sizes = dict(metadata)
+        if len(chosen) == len(sizes):
+            query = "SELECT COUNT(*) FROM examples WHERE split_name = ?"
+            (found,) = connection.execute(query, [split]).fetchone()
+            if found != sum(size for size in sizes.values() if isinstance(size, int)):
+                problem = f"{found} rows of split {split!r} are not what metadata say."
+                raise DataFileError(path, "table examples", problem)
+
+        # One query in the order wanted. It runs along the index that the published
+        # files have; without one SQLite builds it once, not once per client.
+        connection.execute(
+            "CREATE TEMP TABLE wanted (id TEXT PRIMARY KEY) WITHOUT ROWID"
+        )
+        values = ((name,) for name in chosen)
+        connection.executemany("INSERT INTO temp.wanted VALUES (?)", values)
+        rows = connection.execute(
+            "SELECT wanted.id, serialized_example_proto FROM temp.wanted CROSS JOIN"
+            " examples ON split_name = ? AND client_id = wanted.id"
+            " ORDER BY wanted.id, examples.rowid",
+            [split],
+        )
+        row = next(rows, None)
+        for client_id in chosen:
+            where = f"split {split!r}, client {client_id!r}"
+            messages: list[bytes] = []
+            while row is not None and row[0] == client_id:
+                messages.append(row[1])
+                row = next(rows, None)
+            if len(messages) != sizes[client_id] or not messages:
+                problem = f"found {len(messages)} rows, metadata: {sizes[client_id]!r}."
+                raise DataFileError(path, where, problem)
+            yield client_id, _stack(path, where, messages)
+
+
+def unpack(path: Path | str) -> Path:
+    """Unpacks `<name>.sqlite.lzma` to `<name>.sqlite` beside it, as TFF does.
+
+    A file of that name which is there already is kept and used. A process that is
+    stopped leaves no half of a file under that name.
+
+    Raises:
+      DataFileError: the file is damaged, cut off, or unpacks to more than
+        `max_unpacked` of `containers`.
+    """
+    path = Path(path)
+    target = path.with_suffix("")
+    if target.is_file():
+        return target
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            for chunk in _decompress(path):
+                file.write(chunk)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _decompress(path: Path) -> Iterator[bytes]:
+    decompressor = lzma.LZMADecompressor(memlimit=_MEMORY_LIMIT)
+    limit = max_unpacked(path.stat().st_size)
+    size = 0
+    with path.open("rb") as packed:
+        while not decompressor.eof:
+            at = packed.tell()
+            content = packed.read(_CHUNK) if decompressor.needs_input else b""
+            if decompressor.needs_input and not content:
+                raise DataFileError(path, f"byte {at}", "LZMA stream is cut off.")
+            try:
+                chunk = decompressor.decompress(content, _CHUNK)
+            except lzma.LZMAError as error:
+                problem = f"LZMA stream is damaged, {error}."
+                raise DataFileError(path, f"from byte {at}", problem) from error
+            size += len(chunk)
+            if size > limit:
+                problem = f"unpacks to more than {limit} bytes."
+                raise DataFileError(path, f"byte {at}", problem)
+            yield chunk
+        at = packed.tell() - len(decompressor.unused_data)
+        if decompressor.unused_data or packed.read(1):
+            raise DataFileError(path, f"byte {at}", "more data after the LZMA stream.")
+
+
+def _stack(path: Path, where: str, messages: list[bytes]) -> Arrays:
+    """The examples of a client, feature by feature."""
+    examples: list[Arrays] = []
+    for i, message in enumerate(messages):
+        try:
+            if not isinstance(message, bytes):
+                raise ValueError(f"expected a BLOB, found {message!r:.40}.")
+            examples.append(tf_example.parse(message))
+        except ValueError as error:
+            raise DataFileError(path, f"{where}, example {i}", str(error)) from error
+    first = {name: (v.dtype, v.shape) for name, v in examples[0].items()}
+    for i, example in enumerate(examples):
+        found = {name: (v.dtype, v.shape) for name, v in example.items()}
+        if found != first:
+            problem = f"expected the features of example 0, {first}, found {found}."
+            raise DataFileError(path, f"{where}, example {i}", problem)
+    stacked = {name: np.stack([e[name] for e in examples]) for name in first}
+    return {k: v[:, 0] if v.shape[1:] == (1,) else v for k, v in stacked.items()}

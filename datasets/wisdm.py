@@ -1,0 +1,117 @@
+"""WISDM v1.1: what a person is doing, from the phone in the pocket.
+
+About 5,420 windows of ten seconds (200 readings of a three-axis accelerometer) of 36
+people, 60 to 273 each. Which activities a person did differs widely.
+
+Client key: the people, by the number they have in the file, "1" to "36".
+
+Features: 43 of a window: for each axis the shares of readings in ten equal bins, then
+per axis the average, the time between peaks (ms), the mean absolute deviation and the
+standard deviation, and the mean length of the acceleration vector. Windows without a
+clear peak have gaps there (7 % for x, 2 % for y and z); they get the train mean.
+
+Normalisation: features are standardised with the mean and deviation of all people's
+train rows.
+
+Licence: free for use with citation (WISDM Lab, Fordham University).
+
+References:
+  Kwapisz, Weiss & Moore, "Activity Recognition using Cell Phone Accelerometers",
+  SensorKDD 2010, https://www.cis.fordham.edu/wisdm/dataset.php.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_core.data import FederatedData
+from fedjax_core.datasets import csv_files, files, tables
+from fedjax_core.datasets.files import DataFileError, read_bytes
+
+ACTIVITIES = (*("Walking", "Jogging", "Upstairs", "Downstairs", "Sitting", "Standing"),)
+"""Name of class 0, 1, ..., the most frequent first."""
+
+SOURCE = "https://www.cis.fordham.edu/wisdm/dataset.php (WISDM_ar_v1.1.tar.gz)"
+FEATURES = (
+    *(f"{axis}{i}" for axis in "xyz" for i in range(10)),
+    *(f"{a}{of}" for of in ("avg", "peak", "absoldev", "standdev") for a in "xyz"),
+    "resultant",
+)
+_ARFF = "WISDM_ar_v1.1_transformed.arff"
+
+
+def load(
+    path: Path | str,
+    test_fraction: float = 0.25,
+    seed: int = 0,
+    standardize: bool = True,
+) -> FederatedData:
+    """Loads the windows by person.
+
+    Args:
+      path: folder with ``WISDM_ar_v1.1_transformed.arff``, the original, or with
+        ``wisdm_activity.csv.gz`` (header user, x0, ..., resultant, activity); or that
+        file.
+      test_fraction: share of every person's windows that goes to test.
+      seed: int >= 0 that chooses them.
+      standardize: scale the features as the module says. Gaps are filled anyway.
+
+    Returns:
+      Train and, unless test_fraction is 0, test of one client per person, each
+      ``{"x": [n, 43] float32, "y": [n] int32}``, y as in `ACTIVITIES`.
+
+    Raises:
+      FileNotFoundError: no file; says where to get it.
+      DataFileError: the file is not as it should be; names the line and the column.
+      ValueError: test_fraction is not in [0, 1], or seed is negative.
+    """
+    file = files.find(path, [_ARFF, "wisdm_activity.csv.gz"], SOURCE)
+    arff = file.suffix == ".arff"
+    label = "class" if arff else "activity"
+    gap = "?" if arff else ""
+    table = csv_files.read(
+        file,
+        {
+            "user": csv_files.integer,
+            **dict.fromkeys(FEATURES, csv_files.optional(csv_files.number, gap)),
+            label: csv_files.category(ACTIVITIES),
+        },
+        header=("unique_id", "user", *FEATURES, "class") if arff else None,
+        comment="%" if arff else None,
+        skip=_header_lines(file) if arff else 0,
+    )
+    test = tables.hold_out(table["user"], test_fraction, seed)
+    x = tables.fill_gaps(np.stack([table[c] for c in FEATURES], 1), ~test)
+    if standardize:
+        x = tables.standardize(x, ~test)
+    return tables.by_client(
+        table["user"],
+        test,
+        {"x": x.astype(np.float32), "y": table[label].astype(np.int32)},
+    )
+
+
+def _header_lines(file: Path) -> int:
+    """How many lines the ARFF header has; checks the attributes it declares.
+
+    SciPy's ARFF reader refuses the file: the type of ``user`` is missing in it.
+    """
+    declared = []
+    lines = read_bytes(file).splitlines()
+    for i, line in enumerate(lines):
+        words = line.decode("latin-1").split(maxsplit=2)
+        keyword = words[0].lower() if words else ""
+        if keyword == "@attribute":
+            declared.append(words[1].strip("\"'").lower() if words[1:] else "")
+        elif keyword == "@data":
+            # Bins are found by their place; the rest goes by several spellings.
+            wanted = ["unique_id", "user", *FEATURES[:30]]
+            if declared[:32] != wanted or declared[45:] != ["class"]:
+                raise DataFileError(
+                    file,
+                    f"lines 1 to {i + 1}",
+                    "expected the attributes UNIQUE_ID, user, X0 to Z9, 13 more and "
+                    f"class, found {len(declared)}: {', '.join(declared)[:100]!r}.",
+                )
+            return i + 1
+    raise DataFileError(file, f"line {len(lines)}", "expected @data, found the end.")

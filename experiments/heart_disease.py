@@ -1,0 +1,170 @@
+"""Heart disease in four hospitals: train together, apart, or on pooled patients?
+
+Logistic regression on the patients of the four hospitals of UCI Heart Disease, prepared
+as in FLamby. FedAvg is compared with every hospital training alone and with training on
+all patients in one place, with equal numbers of passes over the data. Prints accuracy
+per hospital, writes a plot. The files have to be there, see --path.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_core import Model, Result, check, models, simulate
+from fedjax_core.algorithms import fedavg
+from fedjax_core.data import FederatedData, Packed
+from fedjax_core.datasets import heart_disease
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      algorithm: hyper-parameters of FedAvg; training alone and on pooled patients uses
+        the same with one client.
+      path: folder with processed.cleveland.data and those of the other hospitals.
+      rounds: rounds of training.
+      num_seeds: independent runs, for mean and spread: of the initial model and the
+        order of patients. All have FLamby's split into train and test.
+      out: directory for the runs' records and the plot. An interrupted run of the same
+        settings goes on there, a finished one is shown again.
+    """
+
+    algorithm: fedavg.Config = dataclasses.field(
+        default_factory=lambda: fedavg.Config(client_lr=0.1, batch_size=8)
+    )
+    path: Path = Path("data/heart_disease")
+    rounds: int = 30
+    num_seeds: int = 5
+    out: Path = Path("runs/heart_disease")
+
+    def __post_init__(self):
+        check.positive_int(rounds=self.rounds, num_seeds=self.num_seeds)
+
+
+PRESETS = {
+    "default": Experiment(),
+    "smoke": Experiment(rounds=3, num_seeds=2),
+}
+
+
+def run(experiment: Experiment, data: FederatedData) -> dict[str, Result]:
+    """Trains "FedAvg", "all pooled" and every hospital alone; records are in `out`.
+
+    Every result is evaluated on the test patients of all hospitals.
+    """
+    model = models.logistic_regression(data.train.examples["x"].shape[1], 2)
+    pooled = _one_client(data, data.train.examples)
+    results = {
+        "FedAvg": _train(experiment, "fedavg", data, model),
+        "all pooled": _train(experiment, "pooled", pooled, model),
+    }
+    for i, hospital in enumerate(data.client_ids):
+        own = _one_client(data, data.train.client(i))
+        results[hospital] = _train(experiment, hospital, own, model)
+    return results
+
+
+def _one_client(
+    data: FederatedData, examples: Mapping[str, np.ndarray]
+) -> FederatedData:
+    """The same test split, but the first client trains on `examples`, the others not.
+
+    One training client is plain SGD, and the test patients keep their hospitals.
+    """
+    offsets = np.full(data.num_clients + 1, len(examples["y"]))
+    offsets[0] = 0
+    return dataclasses.replace(data, train=Packed(examples, offsets))
+
+
+def _train(
+    experiment: Experiment, name: str, data: FederatedData, model: Model
+) -> Result:
+    return simulate(
+        fedavg.make(experiment.algorithm, model.loss),
+        data,
+        model,
+        rounds=experiment.rounds,
+        cohort_size=data.num_clients,
+        seeds=range(experiment.num_seeds),
+        run_dir=experiment.out / name,
+        resume=True,
+        record=experiment,
+    )
+
+
+def accuracy(result: Result) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation over seeds of the test accuracy per hospital, [N] each."""
+    by_seed = result.client_metrics["test_accuracy"]
+    if len(by_seed) == 1:
+        return by_seed[0], np.full(by_seed.shape[1], np.nan)
+    return by_seed.mean(0), by_seed.std(0, ddof=1)
+
+
+def table(results: dict[str, Result], data: FederatedData) -> Table:
+    """Who trained against whose test patients, mean and deviation over seeds."""
+    first = results["FedAvg"]
+    out = Table(
+        title=f"test accuracy after {first.rounds} rounds, {len(first.seeds)} seeds"
+    )
+    out.add_column("trained by")
+    splits = list(data.splits.values())
+    for i, hospital in enumerate(data.client_ids):
+        train, test = (split.sizes[i] for split in splits)
+        out.add_column(f"{hospital}\n{train} + {test}", justify="right")
+    for name, result in results.items():
+        if name == data.client_ids[0]:  # from here on, hospitals alone
+            out.add_section()
+        values = zip(*accuracy(result), strict=True)
+        out.add_row(name, *(f"{mean:.3f} ± {std:.3f}" for mean, std in values))
+    ill = [splits[1].client(i)["y"].mean() for i in range(data.num_clients)]
+    out.add_section()
+    out.add_row("larger class", *(f"{max(p, 1 - p):.3f}        " for p in ill))
+    return out
+
+
+def plot(results: dict[str, Result], data: FederatedData, path: Path) -> None:
+    """Bars of test accuracy per hospital: FedAvg, itself alone, all pooled."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(data.num_clients)
+    alone = [accuracy(results[h]) for h in data.client_ids]
+    bars = {
+        "each hospital alone": np.array(
+            [[v[i] for v in a] for i, a in enumerate(alone)]
+        ).T,
+        "FedAvg": accuracy(results["FedAvg"]),
+        "all pooled": accuracy(results["all pooled"]),
+    }
+    for k, (label, (mean, std)) in enumerate(bars.items()):
+        axes.bar(places + 0.27 * (k - 1), mean, 0.25, yerr=std, capsize=3, label=label)
+    sizes = data.train.sizes
+    axes.set_xticks(
+        places,
+        [f"{h}\n{n} to train" for h, n in zip(data.client_ids, sizes, strict=True)],
+    )
+    axes.set(ylabel="test accuracy", ylim=(0, 1.12))
+    axes.set_title(
+        f"mean and one deviation, {len(results['FedAvg'].seeds)} seeds", size=9
+    )
+    axes.legend(ncols=3, loc="upper center", fontsize=8)
+    axes.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def main(experiment: Experiment) -> None:
+    """Runs the experiment, prints its table and says where the plot is."""
+    console = Console()
+    data = heart_disease.load(experiment.path)
+    results = run(experiment, data)
+    console.print(table(results, data))
+    path = experiment.out / "test_accuracy.png"
+    plot(results, data, path)
+    console.print(f"plot: {path}\nrecords: {experiment.out}", highlight=False)
