@@ -22,7 +22,7 @@ import numpy as np
 
 from fedjax_core.data import Dataset
 from fedjax_core.datasets import images
-from fedjax_core.datasets.files import DataFileError, find, read_bytes
+from fedjax_core.files import DataFileError, find, read_bytes
 
 SOURCE = "https://www.cs.toronto.edu/~kriz"
 _PIXELS = 3 * 32 * 32

@@ -21,21 +21,13 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data import FederatedData, check_alike
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 Arrays = dict[str, np.ndarray]
 Clients = Iterator[tuple[str, Arrays]]
 _Features = TypeVar("_Features")
 Read = Callable[[str, Sequence[str] | None, int | None], Clients]
 """Reads a split: its name, the clients and the maximal number of clients wanted."""
-
-
-def max_unpacked(num_bytes: int) -> int:
-    """How many bytes so many compressed ones may hold before they count as a bomb.
-
-    Images and texts hardly shrink to a hundredth; a bomb shrinks to a thousandth.
-    """
-    return max(64 << 20, 256 * num_bytes)
 
 
 def choose(

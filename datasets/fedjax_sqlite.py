@@ -33,12 +33,11 @@ from fedjax_core.datasets.containers import (
     Clients,
     choose,
     convert,
-    max_unpacked,
     one_split,
     open_sqlite,
     same_clients,
 )
-from fedjax_core.datasets.files import DataFileError, find
+from fedjax_core.files import DataFileError, find, max_unpacked
 
 _URL = "https://storage.googleapis.com/gresearch/fedjax/"
 _TABLE = {"federated_data": ("client_id", "data", "num_examples")}

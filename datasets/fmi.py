@@ -33,10 +33,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, csv_files, files
 from fedjax_core.data import FederatedData
-from fedjax_core.datasets import csv_files, files, tables
-from fedjax_core.datasets.files import DataFileError, read_bytes
+from fedjax_core.datasets import tables
+from fedjax_core.files import DataFileError, read_bytes
 
 SOURCE = "https://en.ilmatieteenlaitos.fi/download-observations"
 

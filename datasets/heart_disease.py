@@ -31,10 +31,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, csv_files, files
 from fedjax_core.data import FederatedData
-from fedjax_core.datasets import csv_files, files, tables
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.datasets import tables
+from fedjax_core.files import DataFileError
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 SOURCE = "https://archive.ics.uci.edu/dataset/45/heart+disease"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core.datasets.files import DataFileError, read_bytes
+from fedjax_core.files import DataFileError, fits, read_bytes, shape_name
 
 _TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
@@ -83,15 +83,3 @@ def read(
         raise DataFileError(path, "offset 2", problem)
     values = np.frombuffer(content, stored, offset=start).reshape(sizes)
     return values.astype(stored.newbyteorder("="))
-
-
-def fits(sizes: Sequence[int], shape: Sequence[int | None]) -> bool:
-    """Whether an array of these sizes has that shape, None standing for any size."""
-    return len(sizes) == len(shape) and all(
-        want is None or size == want for size, want in zip(sizes, shape, strict=True)
-    )
-
-
-def shape_name(shape: Sequence[int | None]) -> str:
-    """The shape for an error: ``[n, 28, 28]``."""
-    return f"[{', '.join('n' if size is None else str(size) for size in shape)}]"

@@ -56,7 +56,7 @@ from fedjax_core.datasets.containers import (
     one_split,
     same_clients,
 )
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -35,10 +35,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, npz
 from fedjax_core.data import Dataset
-from fedjax_core.datasets import images, npz
-from fedjax_core.datasets.files import DataFileError, find
+from fedjax_core.datasets import images
+from fedjax_core.files import DataFileError, find
 
 SOURCE = "https://zenodo.org/records/10519652/files"
 

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, npz
 from fedjax_core.data import Dataset, FederatedData, Packed
-from fedjax_core.datasets import idx, images, npz
-from fedjax_core.datasets.files import DataFileError, find
+from fedjax_core.datasets import idx, images
+from fedjax_core.files import DataFileError, find
 
 SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/{}"
 QMNIST_SOURCE = "https://github.com/facebookresearch/qmnist"

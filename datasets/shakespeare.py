@@ -32,7 +32,7 @@ from pathlib import Path
 from fedjax_core import check
 from fedjax_core.data import FederatedData
 from fedjax_core.datasets import characters
-from fedjax_core.datasets.files import DataFileError, read_bytes
+from fedjax_core.files import DataFileError, read_bytes
 
 _SPEAKER = re.compile(r"\*\*(.+?)\*\*")
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, npz
 from fedjax_core.data import FederatedData, Packed
-from fedjax_core.datasets import npz
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 _LARGEST = float(np.finfo(np.float32).max)
 _LOG = logging.getLogger("fedjax_core")

@@ -70,7 +70,7 @@ from fedjax_core.datasets.containers import (
     one_split,
     same_clients,
 )
-from fedjax_core.datasets.files import DataFileError, find
+from fedjax_core.files import DataFileError, find
 
 PAD, BOS, EOS, FIRST_WORD = 0, 1, 2, 3  # ids of the words of Stack Overflow
 _URL = "https://storage.googleapis.com/tff-datasets-public/"

@@ -21,10 +21,9 @@ from fedjax_core.datasets.containers import (
     Arrays,
     Clients,
     choose,
-    max_unpacked,
     open_sqlite,
 )
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError, max_unpacked
 
 _CHUNK = 1 << 20
 _MEMORY_LIMIT = 1 << 30  # of the LZMA dictionary: its strongest preset needs 65 MiB
@@ -113,7 +112,7 @@ def unpack(path: Path | str) -> Path:
 
     Raises:
       DataFileError: the file is damaged, cut off, or unpacks to more than
-        `max_unpacked` of `containers`.
+        `max_unpacked` of `files`.
     """
     path = Path(path)
     target = path.with_suffix("")

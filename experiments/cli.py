@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_core import RunDirError, use_host_devices
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
+    "fmi_weather": "tomorrow's weather at 200 stations: alone, over a network, as one",
     "heart_disease": "four hospitals: alone, together and pooled (needs files)",
     "mnist_by_writer": "MNIST with its writers as clients, new ones too (needs files)",
     "partitions": "one figure: what every partitioner gives to whom",

@@ -48,12 +48,23 @@ def in_range(low: float, high: float, **values: Any) -> None:
             _require(name, value, low <= value <= high, f"in [{low}, {high}]")
 
 
+def _int(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {value!r}.")
+
+
 def positive_int(**values: Any) -> None:
     """Raises TypeError unless every value is an int, ValueError unless it is >= 1."""
     for name, value in values.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{name} must be an int, got {value!r}.")
+        _int(name, value)
         _require(name, value, value >= 1, ">= 1")
+
+
+def seed(**values: Any) -> None:
+    """Raises TypeError unless every value is an int, ValueError if not in 0..2**63-1."""
+    for name, value in values.items():
+        _int(name, value)
+        _require(name, value, 0 <= value < 2**63, ">= 0 and < 2**63")
 
 
 def one_of(allowed: Collection[Any], **values: Any) -> None:

@@ -28,12 +28,13 @@ def alternating_dirichlet(
 
     Returns:
       The splits of N clients. In each a client has its share of every class, up or down
-      to a whole example; train sizes are equal up to that rounding.
+      to a whole example; where the sweeps converge, train sizes are equal up to that
+      rounding.
 
     Raises:
       ValueError: num_clients < 1, alpha <= 0, seed negative, no array called `label`,
         arrays of unequal length, or labels not [n].
-      TypeError: num_clients not an int, labels of another dtype or of different kinds
+      TypeError: num_clients or seed not an int, labels of another dtype or of different kinds
         in different splits.
 
     References:
@@ -46,7 +47,7 @@ def alternating_dirichlet(
     check.positive(alpha=alpha)
     pools = common.pools(dataset, label)
     totals = pools.totals
-    rng = np.random.default_rng([seed, 4])  # apart from other users of the same seed
+    rng = common.generator(seed, 4)
     p = np.full((num_clients, len(pools.names)), 1 / num_clients)
     present = totals["train"] > 0
     p[:, present] = shares(rng, num_clients, alpha, totals["train"][present])

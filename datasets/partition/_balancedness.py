@@ -46,7 +46,7 @@ def balancedness(
     Raises:
       ValueError: num_clients < 1, gamma or classes_per_client outside its range, seed
         negative, no array called `label`, arrays of unequal length, or labels not [n].
-      TypeError: num_clients or classes_per_client not an int, labels of another dtype
+      TypeError: num_clients, classes_per_client or seed not an int, labels of another dtype
         or of different kinds in different splits.
 
     References:
@@ -57,7 +57,7 @@ def balancedness(
     check.positive_int(num_clients=num_clients)
     check.positive(gamma=gamma)
     check.in_range(0, 1, gamma=gamma)
-    rng = np.random.default_rng([seed, 8])  # apart from other users of the same seed
+    rng = common.generator(seed, 8)
     rho = shares(num_clients, gamma)
     if classes_per_client is None:
         return common.deal_sizes(dataset, rho, rng)

@@ -41,7 +41,7 @@ def classes_per_client(
       ValueError: num_clients < 1, num_classes outside its range or too small to use all
         classes, a class of fewer examples than clients, seed negative, no array called
         `label`, arrays of unequal length, or labels not [n].
-      TypeError: num_clients or num_classes not an int, labels of another dtype or of
+      TypeError: num_clients, num_classes or seed not an int, labels of another dtype or of
         different kinds in different splits.
 
     References:
@@ -59,7 +59,7 @@ def classes_per_client(
             f"num_clients * num_classes must be at least the {len(present)} classes of "
             f"train, got {num_clients} * {num_classes}."
         )
-    rng = np.random.default_rng([seed, 6])  # apart from other users of the same seed
+    rng = common.generator(seed, 6)
     circle, clients = rng.permutation(present), rng.permutation(num_clients)
     slots = np.arange(num_clients * num_classes)
     holders = np.zeros((len(pools.names), num_clients), bool)

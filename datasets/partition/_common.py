@@ -6,13 +6,23 @@ class c go to client i. `follow` carries it over to the other splits, `deal` pic
 
 import heapq
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.data import Dataset, FederatedData, Packed
+
+
+def generator(seed: int, *stream: int) -> np.random.Generator:
+    """A source of random numbers; `stream` sets it apart from other uses of the seed.
+
+    Raises:
+      ValueError, TypeError: see `check.seed`.
+    """
+    check.seed(seed=seed)
+    return np.random.default_rng([seed, *stream])
 
 
 class Pools(NamedTuple):
@@ -40,8 +50,9 @@ def pools(dataset: Dataset, label: str | None) -> Pools:
 
     Raises:
       ValueError: no array called `label`, arrays of unequal length, labels not [n].
-      TypeError: labels that are not ints, bools or strings, or of two kinds.
+      TypeError: no Dataset, labels that are not ints, bools or strings, or of two kinds.
     """
+    check_dataset(dataset)
     splits = {name: _pool(arrays) for name, arrays in dataset.splits.items()}
     if label is None:
         rows = {k: np.zeros(v.num_examples, np.int64) for k, v in splits.items()}
@@ -62,6 +73,13 @@ def pools(dataset: Dataset, label: str | None) -> Pools:
     names, index = np.unique(np.concatenate(labels), return_inverse=True)
     ends = np.cumsum([len(y) for y in labels])[:-1]
     return Pools(splits, dict(zip(splits, np.split(index, ends), strict=True)), names)
+
+
+def check_dataset(dataset: Any) -> None:
+    """Raises TypeError unless it is a Dataset."""
+    if not isinstance(dataset, Dataset):
+        given = type(dataset).__name__
+        raise TypeError(f"dataset must be a Dataset(train, test), got a {given}.")
 
 
 def _pool(arrays: dict[str, np.ndarray]) -> Packed:
@@ -205,6 +223,18 @@ def _deal(
     rows = rows[again][np.argsort(clients[again], kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
     return Packed({name: a[rows] for name, a in pool.examples.items()}, offsets)
+
+
+def deal_evenly(
+    dataset: Dataset, num_clients: int, rng: np.random.Generator
+) -> FederatedData:
+    """Deals random rows to clients of sizes that differ by one at most."""
+    pool = pools(dataset, None)
+    counts = {
+        name: even(split.num_examples, num_clients)[None]
+        for name, split in pool.splits.items()
+    }
+    return deal(pool, counts, rng)
 
 
 def deal_sizes(

@@ -55,7 +55,7 @@ def dirichlet(
       ValueError: num_clients < 1, alpha <= 0, seed or min_size negative, no array
         called `label`, arrays of unequal length, labels not [n], or fewer than
         num_clients * min_size train examples.
-      TypeError: num_clients or min_size not an int, labels of another dtype or of
+      TypeError: num_clients, min_size or seed not an int, labels of another dtype or of
         different kinds in different splits.
 
     References:
@@ -73,7 +73,7 @@ def dirichlet(
     totals = pools.totals
     num_train = pools.splits["train"].num_examples
 
-    rng = np.random.default_rng([seed, 2])  # apart from other users of the same seed
+    rng = common.generator(seed, 2)
     shape = len(pools.names), num_clients
     counts = {split: np.zeros(shape, np.int64) for split in totals}
     for c in range(len(pools.names)):

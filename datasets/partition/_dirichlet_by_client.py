@@ -43,7 +43,7 @@ def dirichlet_by_client(
     Raises:
       ValueError: num_clients < 1, alpha <= 0, seed negative, another prior, no array
         called `label`, arrays of unequal length, or labels not [n].
-      TypeError: num_clients not an int, labels of another dtype or of different kinds
+      TypeError: num_clients or seed not an int, labels of another dtype or of different kinds
         in different splits.
 
     References:
@@ -64,7 +64,7 @@ def dirichlet_by_client(
     if prior == "pooled":
         concentration *= left[present] / left.sum()
 
-    rng = np.random.default_rng([seed, 3])  # apart from other users of the same seed
+    rng = common.generator(seed, 3)
     counts = np.zeros((len(left), num_clients), np.int64)
     for i, size in enumerate(common.even(left.sum(), num_clients)):
         draw = np.full(len(left), -np.inf)

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedjax_core import check
 from fedjax_core.data import Dataset
+from fedjax_core.datasets.partition import _common as common
 from fedjax_core.datasets.partition._clusters import Clustered
-from fedjax_core.datasets.partition._iid import iid
 from fedjax_core.splits import merge
 
 
@@ -32,14 +33,15 @@ def domains(
     Raises:
       ValueError: no domain, domains whose arrays differ, clients_per_domain < 1, seed
         negative, or arrays of unequal length.
-      TypeError: clients_per_domain is not an int.
+      TypeError: clients_per_domain or seed is not an int.
     """
-    dealt = []
-    for k, dataset in enumerate(datasets.values()):
-        # Another seed for each: with one, parallel domains would be shuffled alike.
-        of_domain = np.random.SeedSequence([seed, 11, k]).generate_state(1, np.uint64)
-        dealt.append(iid(dataset, clients_per_domain, int(of_domain[0])))
-    if not dealt:
+    check.positive_int(clients_per_domain=clients_per_domain)
+    if not datasets:
         raise ValueError("datasets must hold at least one domain, got none.")
+    # A stream for each: with one, parallel domains would be shuffled alike.
+    dealt = [
+        common.deal_evenly(dataset, clients_per_domain, common.generator(seed, 11, k))
+        for k, dataset in enumerate(datasets.values())
+    ]
     data = merge(*dealt, prefixes=[f"{domain}/" for domain in datasets])
     return Clustered(data, np.repeat(np.arange(len(dealt)), clients_per_domain))

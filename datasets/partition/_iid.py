@@ -1,7 +1,5 @@
 """Random examples, equal sizes."""
 
-import numpy as np
-
 from fedjax_core import check
 from fedjax_core.data import Dataset, FederatedData
 from fedjax_core.datasets.partition import _common as common
@@ -22,13 +20,7 @@ def iid(dataset: Dataset, num_clients: int, seed: int = 0) -> FederatedData:
 
     Raises:
       ValueError: num_clients < 1, seed negative, or arrays of unequal length.
-      TypeError: num_clients is not an int.
+      TypeError: num_clients or seed is not an int.
     """
     check.positive_int(num_clients=num_clients)
-    rng = np.random.default_rng([seed, 1])  # apart from other users of the same seed
-    pools = common.pools(dataset, None)
-    counts = {
-        name: common.even(split.num_examples, num_clients)[None]
-        for name, split in pools.splits.items()
-    }
-    return common.deal(pools, counts, rng)
+    return common.deal_evenly(dataset, num_clients, common.generator(seed, 1))

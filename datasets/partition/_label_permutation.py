@@ -46,7 +46,7 @@ def label_permutation(
       ValueError: num_clusters outside its range, or more than K!; permutations not
         [C, K] or with a row that is none; seed negative; no array called `label`,
         arrays of unequal length, or labels not [n].
-      TypeError: num_clients or num_clusters not an int, labels of another dtype or of
+      TypeError: num_clients, num_clusters or seed not an int, labels of another dtype or of
         different kinds in different splits.
 
     References:
@@ -58,13 +58,17 @@ def label_permutation(
     num_classes = len(common.pools(dataset, label).names)
     shape = num_clusters, num_classes
     if permutations is None:
-        table = _distinct(*shape, np.random.default_rng([seed, 10]))
+        table = _distinct(*shape, common.generator(seed, 10))
     else:
         table = np.asarray(permutations)
         identity = np.broadcast_to(np.arange(num_classes), shape)
-        if table.shape != shape or np.any(np.sort(table, axis=1) != identity):
+        if (
+            table.dtype.kind not in "iu"
+            or table.shape != shape
+            or np.any(np.sort(table, axis=1) != identity)
+        ):
             raise ValueError(
-                f"permutations must be {num_clusters} rows, each of 0 to "
+                f"permutations must be {num_clusters} rows, each of the ints 0 to "
                 f"{num_classes - 1} in some order, got {table.tolist()}."
             )
     return iid_relabelled(dataset, num_clients, table, seed, label)

@@ -46,7 +46,7 @@ def label_swap(
       ValueError: num_clusters outside its range, or more than there are pairs of
         labels; not C pairs, a pair of one label twice or with an unknown one; seed
         negative; no array called `label`, arrays of unequal length, or labels not [n].
-      TypeError: num_clients or num_clusters not an int, labels of another dtype or of
+      TypeError: num_clients, num_clusters or seed not an int, labels of another dtype or of
         different kinds in different splits.
 
     References:
@@ -63,7 +63,7 @@ def label_swap(
                 f"num_clusters must be at most the {len(every)} pairs of labels, "
                 f"got {num_clusters}."
             )
-        rng = np.random.default_rng([seed, 9])  # apart from other users of the seed
+        rng = common.generator(seed, 9)
         swaps = [every[i] for i in rng.choice(len(every), num_clusters, replace=False)]
     else:
         if len(pairs) != num_clusters:
@@ -71,12 +71,12 @@ def label_swap(
                 f"pairs must be one per cluster, {num_clusters}, got {len(pairs)}."
             )
         swaps = []
-        for u, v in pairs:
-            if u == v or u not in names or v not in names:
+        for pair in pairs:
+            if len(set(pair)) != len(pair) or len(pair) != 2 or not set(pair) <= known:
                 raise ValueError(
-                    f"pairs must hold two different labels of {names}, got {(u, v)!r}."
+                    f"pairs must hold two different labels of {names}, got {pair!r}."
                 )
-            swaps.append((names.index(u), names.index(v)))
+            swaps.append(tuple(map(names.index, pair)))
     permutations = np.tile(np.arange(len(names)), (num_clusters, 1))
     for k, (u, v) in enumerate(swaps):
         permutations[k, [u, v]] = v, u

@@ -32,7 +32,7 @@ def log_normal(
     Raises:
       ValueError: num_clients < 1, sigma, seed or min_size negative, fewer than
         num_clients * min_size train examples, or arrays of unequal length.
-      TypeError: num_clients or min_size not an int.
+      TypeError: num_clients, min_size or seed not an int.
 
     References:
       Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021
@@ -40,7 +40,7 @@ def log_normal(
     """
     check.positive_int(num_clients=num_clients)
     check.non_negative(sigma=sigma, min_size=min_size)
-    rng = np.random.default_rng([seed, 7])  # apart from other users of the same seed
+    rng = common.generator(seed, 7)
     # With 1e6 one client has everything already, and products do not overflow.
     shares = common.softmax(min(sigma, 1e6) * rng.standard_normal(num_clients))
     return common.deal_sizes(dataset, shares, rng, operator.index(min_size))

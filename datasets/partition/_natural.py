@@ -2,6 +2,7 @@
 
 from fedjax_core import sources
 from fedjax_core.data import Dataset, FederatedData
+from fedjax_core.datasets.partition import _common as common
 
 
 def natural(dataset: Dataset, key: str) -> FederatedData:
@@ -24,5 +25,5 @@ def natural(dataset: Dataset, key: str) -> FederatedData:
         unequal length, or keys not [n].
       TypeError: keys of another dtype or of different kinds in different splits.
     """
-    train, test, validation = dataset
-    return sources.from_arrays(train, test, validation, client=key)
+    common.check_dataset(dataset)
+    return sources.from_arrays(*dataset, client=key)

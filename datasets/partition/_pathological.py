@@ -40,7 +40,7 @@ def pathological(
       ValueError: num_clients or shards_per_client < 1, more shards than train examples,
         seed negative, no array called `label`, arrays of unequal length, or labels not
         [n].
-      TypeError: num_clients or shards_per_client not an int, labels of another dtype or
+      TypeError: num_clients, shards_per_client or seed not an int, labels of another dtype or
         of different kinds in different splits.
 
     References:
@@ -56,7 +56,7 @@ def pathological(
             f"num_clients * shards_per_client must be at most the {n} train examples, "
             f"got {num_clients} * {shards_per_client}."
         )
-    rng = np.random.default_rng([seed, 5])  # apart from other users of the same seed
+    rng = common.generator(seed, 5)
     used = n - n % num_shards if drop_remainder else n
     owners = rng.permutation(np.arange(num_shards) % num_clients)
     clients = np.repeat(owners, common.even(used, num_shards))

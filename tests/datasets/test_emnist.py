@@ -6,7 +6,7 @@ from tests.datasets import idx_files
 from tests.datasets.mutations import survives
 
 from fedjax_core.datasets import emnist
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 
 def write(folder, selection, labels, end=".gz"):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tests.datasets.mutations import survives
 
-from fedjax_core.datasets import characters, containers, fedjax_sqlite, tff
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core import files
+from fedjax_core.datasets import characters, fedjax_sqlite, tff
+from fedjax_core.files import DataFileError
 
 pytest.importorskip("msgpack")
 
@@ -236,7 +237,7 @@ def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
     with pytest.raises(DataFileError, match="does not end within 1048576 bytes"):
         list(fedjax_sqlite.iterate(path))
     # What the published files need is far below.
-    assert containers.max_unpacked(1 << 20) == 256 << 20
+    assert files.max_unpacked(1 << 20) == 256 << 20
 
 
 def check_emnist(data):

@@ -11,7 +11,7 @@ import pytest
 from tests.datasets.mutations import survives
 
 from fedjax_core.datasets import fmi
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "fmi_weather"
 

@@ -8,7 +8,7 @@ import pytest
 from tests.datasets.mutations import survives
 
 from fedjax_core.datasets import medmnist
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "pneumoniamnist"
 SIZES = {"train": 4, "val": 2, "test": 3}

@@ -11,7 +11,7 @@ from tests.datasets.mutations import survives
 
 from fedjax_core.data import FederatedData
 from fedjax_core.datasets import characters, shakespeare
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "shakespeare_roles"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.datasets import tables
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 NAN = np.nan
 

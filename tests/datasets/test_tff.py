@@ -16,13 +16,12 @@ from tests.datasets.mutations import survives
 from fedjax_core.data import FederatedData, Packed
 from fedjax_core.datasets import (
     characters,
-    containers,
     tf_example,
     tff,
     tff_hdf5,
     tff_sqlite,
 )
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core.files import DataFileError
 
 h5py = pytest.importorskip("h5py")
 
@@ -592,7 +591,6 @@ def test_a_heap_whose_objects_do_not_advance(tmp_path):
 
 def test_bombs_and_leftovers_of_lzma(tmp_path, monkeypatch):
     path = tmp_path / "cifar100.sqlite.lzma"
-    monkeypatch.setattr(containers, "max_unpacked", lambda n: 1 << 20)
     monkeypatch.setattr(tff_sqlite, "max_unpacked", lambda n: 1 << 20)
     path.write_bytes(lzma.compress(bytes(3 << 20)))
     with pytest.raises(DataFileError, match="unpacks to more than 1048576 bytes"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,32 +68,36 @@ def test_it_prints_a_table_and_draws(tmp_path, capsys):
     assert (tmp_path / "out" / "fmi_weather.png").stat().st_size > 10_000
 
 
-def test_real_stations_come_from_the_folder(tmp_path, capsys):
+def test_real_stations_come_from_the_folder(tmp_path):
     rng = np.random.default_rng(0)
     columns = [f"{c}_{i}" for c in ("tmax", "tmin") for i in range(1, 6)]
     lines = [",".join(["station", "lat", "lon", *columns, "y_tmax", "y_tmin"])]
-    for k in range(4):
+    for k in range(8):
         for _ in range(5):
             numbers = ",".join(f"{t:.1f}" for t in rng.normal(0, 5, 12))
-            lines.append(f"station {k},{60 + k},{25 + k / 3},{numbers}")
+            lines.append(f"station {k},{60 + k},{25 + k / 3:.3f},{numbers}")
     text = "\n".join([*lines, ""])
     (tmp_path / fmi_weather.FILE).write_bytes(gzip.compress(text.encode()))
     experiment = dataclasses.replace(TINY, path=tmp_path, out=tmp_path)
-    fmi_weather.main(experiment)
-    assert "4 real stations" in capsys.readouterr().out
+    outcomes = [fmi_weather.solve(experiment, p) for p in fmi_weather.load(experiment)]
+    assert len(outcomes) == 1
+    np.testing.assert_allclose(outcomes[0].problem.place[3], [63, 26], rtol=1e-9)
+    title = fmi_weather.table(experiment, outcomes).title
+    assert title == "error in °C, 8 real stations"
 
     with pytest.raises(FileNotFoundError, match="fetch observations from"):
         fmi_weather.load(dataclasses.replace(TINY, path=tmp_path / "nowhere"))
 
 
 def test_impossible_settings_are_refused():
-    for setting, match in (
+    settings: list[tuple[dict[str, Any], str]] = [
         ({"num_windows": 2}, r"num_windows must be in \[3"),
         ({"num_stations": 5}, r"num_neighbours must be in \[1, 4\]"),
         ({"alphas": ()}, "alphas must not be empty"),
         ({"alphas": (0.0,)}, "alphas must be > 0"),
         ({"rounds": 0}, "rounds must be >= 1"),
-    ):
+    ]
+    for setting, match in settings:
         with pytest.raises(ValueError, match=match):
             fmi_weather.Experiment(**setting)
 

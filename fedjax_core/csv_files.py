@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.datasets.files import DataFileError, read_bytes
+from fedjax_core.files import DataFileError, read_bytes
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -46,6 +46,14 @@ def find(folder: Path | str, names: Sequence[str], source: str) -> Path:
     )
 
 
+def max_unpacked(num_bytes: int) -> int:
+    """How many bytes so many compressed ones may hold before they count as a bomb.
+
+    Images and texts hardly shrink to a hundredth; a bomb shrinks to a thousandth.
+    """
+    return max(64 << 20, 256 * num_bytes)
+
+
 def read_bytes(path: Path | str) -> bytes:
     """The content of a file, unpacked if it is gzipped, whatever its name.
 
@@ -59,3 +67,15 @@ def read_bytes(path: Path | str) -> bytes:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise DataFileError(path, "gzip stream", f"damaged, {error}.") from error
+
+
+def fits(sizes: Sequence[int], shape: Sequence[int | None]) -> bool:
+    """Whether an array of these sizes has that shape, None standing for any size."""
+    return len(sizes) == len(shape) and all(
+        want is None or size == want for size, want in zip(sizes, shape, strict=True)
+    )
+
+
+def shape_name(shape: Sequence[int | None]) -> str:
+    """The shape for an error: ``[n, 28, 28]``."""
+    return f"[{', '.join('n' if size is None else str(size) for size in shape)}]"

@@ -15,8 +15,7 @@ from typing import IO
 
 import numpy as np
 
-from fedjax_core.datasets.files import DataFileError
-from fedjax_core.datasets.idx import fits, shape_name
+from fedjax_core.files import DataFileError, fits, shape_name
 
 Expected = tuple[type[np.generic], Sequence[int | None]]
 """A dtype or a kind of dtypes, and a shape, None for a dimension of any size."""

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tests.datasets.mutations import survives
 
-from fedjax_core.datasets import npz
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core import npz
+from fedjax_core.files import DataFileError
 
 EXPECTED: dict[str, npz.Expected] = {
     "x": (np.uint8, (None, 2, 3)),

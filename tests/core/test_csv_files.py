@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tests.datasets.mutations import survives
 
-from fedjax_core.datasets import csv_files
-from fedjax_core.datasets.files import DataFileError
+from fedjax_core import csv_files
+from fedjax_core.files import DataFileError
 
 FIELDS = {
     "town": csv_files.name,

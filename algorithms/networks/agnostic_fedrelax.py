@@ -1,0 +1,282 @@
+r"""Model-agnostic FedRelax: nodes with any models, coupled by predictions on test sets.
+
+Every edge has a test set D_e, and only predictions on it cross the edge:
+
+.. math::
+
+  h_i \leftarrow \arg\min_h f_i(h) + \alpha \sum_j A_{ij} \frac{1}{m'}
+      \sum_{x \in D_e} (h(x) - h_j(x))^2 .
+
+For the squared loss that is a weighted fit: the local points with weight 1/m_i each,
+and for every neighbour the points of D_e, labelled by its predictions, with weight
+:math:`\alpha A_{ij} / m'`. `make` runs any models that can be fitted so; `make_linear`
+has the closed form.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Alg. 12, Exercise 5.3.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.networks.graph import Graph, degree
+from fedjax_core.networks.network import Operator, by_row, keep_rows, message_sum
+from fedjax_core.types import PyTree
+
+
+class Family(NamedTuple):
+    """Nodes that share a kind of model; parameters have leaves ``[k, ...]``.
+
+    Attributes:
+      nodes: ``[k]`` ints, the nodes, in the order of the parameters' rows.
+      predict: ``(params_i, X [rows, d]) -> [rows]``, for one node.
+      fit: ``(params_i, X, y, weight) -> params_i``, which minimises the weighted sum of
+        squared errors, from the old parameters on if it is iterative; for one node.
+    """
+
+    nodes: ArrayLike | Sequence[int]
+    predict: Callable[[PyTree, jax.Array], jax.Array]
+    fit: Callable[[PyTree, jax.Array, jax.Array, jax.Array], PyTree]
+
+
+def least_squares(
+    nodes: ArrayLike | Sequence[int],
+    features: Callable[[jax.Array], jax.Array] = lambda X: X,
+    ridge: float = 0.0,
+) -> Family:
+    """Models linear in features; parameters ``[k, p]``.
+
+    Args:
+      nodes: ``[k]``.
+      features: ``[rows, d]`` to ``[rows, p]``.
+      ridge: strength of a penalty ||w||^2, >= 0; of several minimisers the one of least
+        norm is taken.
+    """
+    check.non_negative(ridge=ridge)
+
+    def fit(w, X, y, weight):
+        rows = features(X)
+        eye = jnp.eye(rows.shape[1], dtype=rows.dtype)
+        matrix = rows.T @ (weight[:, None] * rows) + ridge * eye
+        right = rows.T @ (weight * y)
+        return (jnp.linalg.pinv(matrix, hermitian=True) @ right).astype(w.dtype)
+
+    return Family(nodes, lambda w, X: features(X) @ w, fit)
+
+
+def gradient_descent(
+    nodes: ArrayLike | Sequence[int],
+    predict: Callable[[PyTree, jax.Array], jax.Array],
+    *,
+    eta: float,
+    steps: int = 10,
+) -> Family:
+    """Differentiable models, fitted by some gradient steps from where they are.
+
+    Args:
+      nodes: ``[k]``.
+      predict: as in `Family`.
+      eta: learning rate on the weighted sum of squared errors, > 0.
+      steps: per round, >= 1.
+    """
+    check.positive(eta=eta)
+    check.positive_int(steps=steps)
+
+    def fit(params, X, y, weight):
+        grad = jax.grad(lambda p: (weight * jnp.square(predict(p, X) - y)).sum())
+
+        def one(_, params):
+            return jax.tree.map(lambda p, g: p - eta * g, params, grad(params))
+
+        return jax.lax.fori_loop(0, steps, one, params)
+
+    return Family(nodes, predict, fit)
+
+
+def make(
+    graph: Graph,
+    families: Sequence[Family],
+    X: ArrayLike,
+    y: ArrayLike,
+    test: ArrayLike,
+    *,
+    alpha: ArrayLike,
+    mask: ArrayLike | None = None,
+) -> Operator:
+    """Builds FedRelax for models of several kinds and the squared loss.
+
+    The state is a tuple with the parameters of every family. A family's tables have as
+    many slots as the most neighbours among its nodes.
+
+    Args:
+      graph: the network.
+      families: every node belongs to one.
+      X: ``[n, m, d]`` local features.
+      y: ``[n, m]`` local labels.
+      test: ``[E, m', d]``, the test set of every edge, or ``[m', d]`` for all.
+      alpha: strength of GTVMin, >= 0.
+      mask: ``[n, m]`` bool, the rows that exist; a node may have none.
+
+    Raises:
+      ValueError: alpha is out of range, a node is in no family or in two, or arrays
+        have other shapes: an edge without a test set, say.
+    """
+    check.non_negative(alpha=alpha)
+    X, y = jnp.asarray(X), jnp.asarray(y)
+    n = graph.num_nodes
+    if X.ndim != 3 or y.shape != X.shape[:2] or len(X) != n:
+        raise ValueError(
+            f"X and y must have shapes ({n}, m, d) and ({n}, m), got {X.shape} and "
+            f"{y.shape}."
+        )
+    test = _test_sets(graph, test, X.shape[2])
+    real = jnp.ones(y.shape, bool) if mask is None else jnp.asarray(mask, bool)
+    if real.shape != y.shape:
+        raise ValueError(f"mask must have shape {y.shape}, got {real.shape}.")
+    own = real / jnp.maximum(real.sum(1, keepdims=True), 1).astype(X.dtype)
+    nodes = [np.asarray(family.nodes) for family in families]
+    if not np.array_equal(np.sort(np.concatenate(nodes)), np.arange(n)):
+        raise ValueError(
+            f"families must hold every node of 0..{n - 1} once, got "
+            f"{[ids.tolist() for ids in nodes]}."
+        )
+    size = test.shape[1]
+    source, target = np.asarray(graph.source), np.asarray(graph.target)
+    senders, inboxes = [], []
+    for ids in nodes:
+        row = np.full(n, -1)
+        row[ids] = np.arange(len(ids))
+        sent = np.flatnonzero(row[source] >= 0)
+        senders.append((sent, row[source[sent]]))
+        inboxes.append(_inbox(target, ids, n))
+
+    def emit(W, t, key):
+        del t, key
+        messages = jnp.zeros((len(source), size), y.dtype)
+        for family, params, (sent, row) in zip(families, W, senders, strict=True):
+            theirs = jax.tree.map(lambda p, row=row: p[row], params)
+            heard = jax.vmap(family.predict)(theirs, test[graph.edge[sent]])
+            messages = messages.at[sent].set(heard.astype(y.dtype))
+        return messages
+
+    def update(W, S, t, key):
+        del t, key
+        return tuple(
+            jax.vmap(family.fit)(params, *_points(S, ids, inbox))
+            for family, params, ids, inbox in zip(
+                families, W, nodes, inboxes, strict=True
+            )
+        )
+
+    def _points(S, ids, inbox):
+        """The rows, labels and weights of the weighted fits, one fit per node."""
+        edge = graph.edge.at[inbox].get(mode="fill", fill_value=0)
+        weight = graph.weight[graph.edge].at[inbox].get(mode="fill", fill_value=0)
+        weight = jnp.asarray(alpha, X.dtype) * weight.astype(X.dtype) / size
+        k, d = len(ids), X.shape[2]
+        return (
+            jnp.concatenate([X[ids], test[edge].reshape(k, -1, d)], 1),
+            jnp.concatenate(
+                [y[ids], S.at[inbox].get(mode="fill", fill_value=0).reshape(k, -1)], 1
+            ),
+            jnp.concatenate([own[ids], jnp.repeat(weight, size, 1)], 1),
+        )
+
+    def keep(active, new, old):
+        return tuple(
+            keep_rows(active[ids], a, b)
+            for ids, a, b in zip(nodes, new, old, strict=True)
+        )
+
+    return Operator(
+        graph,
+        update,
+        emit=emit,
+        aggregate=lambda graph, messages: messages,
+        by_edge=True,
+        keep=keep,
+    )
+
+
+def make_linear(
+    graph: Graph, Q: ArrayLike, q: ArrayLike, test: ArrayLike, *, alpha: ArrayLike
+) -> Operator:
+    r"""Builds FedRelax on predictions for the losses w'Q_i w + q_i'w, W ``[n, d]``.
+
+    The update is :math:`(Q_i + \alpha \sum_j A_{ij} T_e^\top T_e / m')^{-1} (-q_i/2 +
+    \alpha \sum_j A_{ij} T_e^\top (T_e w_j) / m')`; with the rows sqrt(d) e_1 .. sqrt(d)
+    e_d as test set it is `fedrelax.make_quadratic`. Where the matrix is singular the
+    minimiser of least norm is taken.
+
+    Args:
+      graph: the network.
+      Q: ``[n, d, d]``.
+      q: ``[n, d]``.
+      test: ``[E, m', d]``, the test set of every edge, or ``[m', d]`` for all.
+      alpha: >= 0.
+
+    Raises:
+      ValueError: alpha is out of range, or arrays have other shapes.
+    """
+    check.non_negative(alpha=alpha)
+    Q, q, test = jnp.asarray(Q), jnp.asarray(q), jnp.asarray(test)
+    n, d = graph.num_nodes, q.shape[-1]
+    if q.shape != (n, d) or Q.shape != (n, d, d):
+        raise ValueError(
+            f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
+            f"{q.shape}."
+        )
+    shared = test.ndim == 2
+    sets = _test_sets(graph, test, d)
+    size = test.shape[-2]
+    if shared:  # the same predictions go to all neighbours and can be added up
+        gram = (by_row(degree(graph), Q) * (test.T @ test)[None]) / size
+    else:
+        squares = jnp.einsum("emd,emk->edk", sets, sets)
+        gram = message_sum(graph, squares[graph.edge]) / size
+    inverse = jnp.linalg.pinv(Q + by_row(alpha, Q) * gram, hermitian=True)
+
+    def emit(W, t, key):
+        del t, key
+        if shared:
+            return W @ test.T
+        return jnp.einsum("emd,ed->em", sets[graph.edge], W[graph.source])
+
+    def update(W, S, t, key):
+        del W, t, key
+        pulled = S @ test / size if shared else S
+        return jnp.einsum("nde,ne->nd", inverse, -q / 2 + by_row(alpha, q) * pulled)
+
+    def back(graph, messages):
+        each = jnp.einsum("emd,em->ed", sets[graph.edge], messages)
+        return message_sum(graph, each) / size
+
+    if shared:
+        return Operator(graph, update, emit=emit)
+    return Operator(graph, update, emit=emit, aggregate=back, by_edge=True)
+
+
+def _test_sets(graph: Graph, test: ArrayLike, d: int) -> jax.Array:
+    test = jnp.asarray(test)
+    if test.ndim == 2:
+        test = jnp.broadcast_to(test, (graph.num_edges, *test.shape))
+    if test.ndim != 3 or test.shape[::2] != (graph.num_edges, d) or not test.shape[1]:
+        raise ValueError(
+            f"test must have shape ({graph.num_edges}, m', {d}), a test set for every "
+            f"edge, or (m', {d}), got {test.shape}."
+        )
+    return test
+
+
+def _inbox(target: np.ndarray, ids: np.ndarray, n: int) -> np.ndarray:
+    """The directed edges into every node of a family, ``[k, K]``, 2E where none is."""
+    count = np.bincount(target, minlength=n)
+    slot = np.arange(count[ids].max(initial=0))
+    first = (np.cumsum(count) - count)[ids, None]
+    return np.where(slot < count[ids, None], first + slot, len(target))

@@ -1,0 +1,50 @@
+r"""Online gradient descent for least squares: one step per data point, as it arrives.
+
+.. math::
+
+  w_{t+1} = w_t + 2 \eta_t x_t (y_t - w_t^\top x_t), \qquad w_1 = 0
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Exercise 4.3, which prints y
+  without its index t.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from fedjax_core.networks.descent import Rate, check_positive_rate, rate_at
+from fedjax_core.networks.iterate import iterate
+from fedjax_core.networks.oracles import as_float
+
+
+def online_gd(X: ArrayLike, y: ArrayLike, eta: Rate) -> jax.Array:
+    """Learns from a sequence of data points.
+
+    Args:
+      X: ``[M, d]`` features in order of arrival.
+      y: ``[M]`` labels.
+      eta: a number, or a schedule that gets 0 for the first point. The text's rates
+        are ``power_decay(shift=6)`` and ``power_decay(power=0.5, shift=6)``, 1/(t+5)
+        and 1/sqrt(t+5) of t = 1, 2, ....
+
+    Returns:
+      ``[M, d]``, the parameters after every point.
+
+    Raises:
+      ValueError: other shapes, or a rate <= 0.
+    """
+    X, y = as_float(X), as_float(y)
+    if X.ndim != 2 or y.shape != X.shape[:1]:
+        raise ValueError(
+            f"X and y must have shapes (M, d) and (M,), got {X.shape} and {y.shape}."
+        )
+    check_positive_rate(eta)
+
+    def step(w, t, key):
+        del key
+        rate = jnp.asarray(rate_at(eta, t), X.dtype)
+        return w + 2 * rate * X[t] * (y[t] - X[t] @ w)
+
+    start = jnp.zeros(X.shape[1], X.dtype)
+    return iterate(step, start, len(X), record=lambda w: w)[1]

@@ -1,0 +1,288 @@
+"""Tomorrow's weather at 200 stations: alone, over a network, or one model for all?
+
+Every station predicts the next day's highest temperature by a linear model of the five
+past days' highest and lowest, from a handful of windows of its own. GTVMin over a graph
+of nearest neighbours couples the models with strength alpha: 0 leaves every station
+alone, infinity is one model for all. Prints errors, draws the network, the error
+against alpha, and how FedRelax gets to the solution by talking to neighbours only.
+
+Stations are drawn at random unless --path names a folder with real ones.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_core import check
+from fedjax_core.algorithms.networks import fedrelax
+from fedjax_core.data import Packed
+from fedjax_core.datasets import fmi, fmi_like
+from fedjax_core.networks import graphs, gtvmin, network
+from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
+
+FILE = "fmi_windows_2025.csv.gz"
+
+_YESTERDAY = 4  # the feature of the map: the last highest temperature
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      path: folder with fmi_windows_2025.csv.gz, real stations; None draws them.
+      num_stations: stations to draw.
+      num_windows: windows of six days per station to draw; the last fifth validates.
+      num_neighbours: nearest stations that each station is joined to.
+      alphas: strengths of GTVMin to try, beside 0 and infinity.
+      rounds: of FedRelax, at the best alpha.
+      num_seeds: populations to draw, for mean and spread; real stations are one.
+      out: directory for the figure.
+    """
+
+    path: Path | None = None
+    num_stations: int = 200
+    num_windows: int = 30
+    num_neighbours: int = 5
+    alphas: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+    rounds: int = 2000
+    num_seeds: int = 5
+    out: Path = Path("runs/fmi_weather")
+
+    def __post_init__(self):
+        check.positive_int(
+            num_stations=self.num_stations,
+            num_windows=self.num_windows,
+            num_neighbours=self.num_neighbours,
+            rounds=self.rounds,
+            num_seeds=self.num_seeds,
+        )
+        check.in_range(3, np.inf, num_windows=self.num_windows)
+        check.in_range(1, self.num_stations - 1, num_neighbours=self.num_neighbours)
+        if not self.alphas:
+            raise ValueError("alphas must not be empty.")
+        for alpha in self.alphas:
+            check.positive(alphas=alpha)
+
+
+PRESETS = {
+    "default": Experiment(),
+    "smoke": Experiment(
+        num_stations=30, num_windows=10, alphas=(0.01, 0.1, 1), rounds=50, num_seeds=2
+    ),
+}
+
+
+class Problem(NamedTuple):
+    """One population of stations.
+
+    Attributes:
+      place: ``[n, 2]`` latitudes and longitudes.
+      graph: its nearest neighbours.
+      train: the stations' average squared errors on their train windows.
+      validation: the same on the windows kept back.
+    """
+
+    place: np.ndarray
+    graph: Graph
+    train: Quadratic
+    validation: Quadratic
+
+
+class Outcome(NamedTuple):
+    """What was learnt on one population; errors are roots of mean squares in degrees.
+
+    Attributes:
+      problem: the population.
+      W: ``[A + 2, n, d]`` parameters, for alpha 0, the alphas, and infinity.
+      train: ``[A + 2]`` error on train windows.
+      validation: ``[A + 2]`` error on validation windows.
+    """
+
+    problem: Problem
+    W: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+
+
+def load(experiment: Experiment) -> list[Problem]:
+    """The populations, real or drawn.
+
+    Raises:
+      FileNotFoundError: there is no such file under ``experiment.path``.
+      DataFileError: the file is not as it should be.
+    """
+    if experiment.path is None:
+        drawn = [
+            fmi_like.daily(experiment.num_stations, experiment.num_windows, seed=seed)
+            for seed in range(experiment.num_seeds)
+        ]
+    else:
+        data = fmi.load(experiment.path / FILE)
+        drawn = [(data, fmi.coordinates(experiment.path / FILE, data.client_ids))]
+    problems = []
+    for data, place in drawn:
+        train, test = data.splits["train"], data.splits["test"]
+        graph = graphs.knn_points(place, experiment.num_neighbours, "geodesic")
+        problems.append(Problem(place, graph, _statistics(train), _statistics(test)))
+    return problems
+
+
+def solve(experiment: Experiment, problem: Problem) -> Outcome:
+    """Learns all stations' models for every alpha, in one program."""
+    Q, q, _ = problem.train
+
+    def one(alpha):
+        # Models need not be exact to more digits than errors are shown with.
+        return gtvmin.conjugate_gradients(problem.graph, Q, q, alpha, tol=1e-7).W
+
+    with jax.enable_x64(True):
+        coupled = jax.jit(jax.vmap(one))(jnp.array([0, *experiment.alphas]))
+        pooled = gtvmin.locally_weighted(Q, q, jnp.ones(len(q)))
+        W = jnp.concatenate([coupled, jnp.broadcast_to(pooled, (1, *q.shape))])
+        errors = [
+            np.sqrt(np.mean(jax.vmap(quadratic(*split).value)(W), 1))
+            for split in (problem.train, problem.validation)
+        ]
+    return Outcome(problem, np.asarray(W), *errors)
+
+
+def relax(
+    outcome: Outcome, alpha: float, solution: np.ndarray, rounds: int
+) -> np.ndarray:
+    """Distances ``[rounds]`` from FedRelax to the solution, over those from 0."""
+    Q, q, _ = outcome.problem.train
+    with jax.enable_x64(True):
+        method = fedrelax.make_quadratic(outcome.problem.graph, Q, q, alpha=alpha)
+        size = np.linalg.norm(solution)
+        _, distance = network.run(
+            method,
+            jnp.zeros_like(q),
+            rounds,
+            record=lambda W: jnp.linalg.norm(W - solution) / size,
+        )
+    return np.asarray(distance)
+
+
+def best(experiment: Experiment, outcomes: Sequence[Outcome]) -> int:
+    """The position in ``W`` of the alpha that validates best, 0 and infinity aside."""
+    mean = np.mean([outcome.validation for outcome in outcomes], 0)
+    return 1 + int(np.argmin(mean[1 : len(experiment.alphas) + 1]))
+
+
+def table(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
+    """Errors of the three ways to learn."""
+    chosen = best(experiment, outcomes)
+    rows = {
+        "every station alone": 0,
+        f"network, alpha = {experiment.alphas[chosen - 1]:g}": chosen,
+        "one model for all": -1,
+    }
+    kind = "real" if experiment.path else "drawn"
+    stations = f"{len(outcomes[0].W[0])} {kind} stations"
+    times = f", {len(outcomes)} times" if len(outcomes) > 1 else ""
+    out = Table(title=f"error in °C, {stations}{times}")
+    out.add_column("")
+    for split in ("train", "validation", "std"):
+        out.add_column(split, justify="right")
+    for name, k in rows.items():
+        train = np.array([outcome.train[k] for outcome in outcomes])
+        validation = np.array([outcome.validation[k] for outcome in outcomes])
+        numbers = (train.mean(), validation.mean(), validation.std())
+        out.add_row(name, *(f"{number:.3f}" for number in numbers))
+    return out
+
+
+def figure(
+    experiment: Experiment, outcomes: Sequence[Outcome], path: Path | None = None
+) -> Any:
+    """Draws the network, the error against alpha, and FedRelax on its way.
+
+    Returns:
+      A matplotlib Figure; written to `path` if given.
+    """
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+
+    first, chosen = outcomes[0], best(experiment, outcomes)
+    alpha = experiment.alphas[chosen - 1]
+    result = Figure(figsize=(13, 4.6), layout="constrained")
+    left, middle, right = result.subplots(1, 3, width_ratios=(4, 5, 5))
+
+    place, graph = first.problem.place[:, ::-1], first.problem.graph
+    edges = list(place[np.stack([graph.head, graph.tail], 1)])
+    left.add_collection(LineCollection(edges, colors="#b0b0b0", linewidths=0.6))
+    weight = first.W[chosen, :, _YESTERDAY]
+    dots = left.scatter(*place.T, c=weight, cmap="viridis", s=18, zorder=2)
+    result.colorbar(dots, ax=left, label="weight of yesterday's highest, °C per std")
+    # A degree of longitude is about half of one of latitude here.
+    left.set(
+        title=f"stations, alpha = {alpha:g}",
+        xlabel="longitude",
+        ylabel="latitude",
+        aspect=1 / np.cos(np.radians(place[:, 1].mean())),
+    )
+
+    for split, color in (("train", "#999999"), ("validation", "#1f77b4")):
+        errors = np.array([getattr(outcome, split) for outcome in outcomes])
+        mean, spread = errors.mean(0), errors.std(0)
+        curve = slice(1, -1)
+        middle.plot(experiment.alphas, mean[curve], "o-", color=color, label=split)
+        middle.fill_between(
+            experiment.alphas,
+            (mean - spread)[curve],
+            (mean + spread)[curve],
+            color=color,
+            alpha=0.2,
+        )
+        if split == "validation":
+            middle.axhline(mean[0], color=color, linestyle=":", label="alone")
+            middle.axhline(mean[-1], color=color, linestyle="--", label="one for all")
+    middle.set(
+        title="error against coupling", xlabel="alpha", ylabel="°C", xscale="log"
+    )
+    middle.legend()
+
+    distance = relax(first, alpha, first.W[chosen], experiment.rounds)
+    right.semilogy(np.arange(1, len(distance) + 1), distance)
+    right.set(
+        title=f"FedRelax, alpha = {alpha:g}",
+        xlabel="round",
+        ylabel="relative distance to the solution",
+    )
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        result.savefig(path, dpi=150)
+    return result
+
+
+def main(experiment: Experiment) -> None:
+    """Runs the experiment, prints its table and says where the figure is."""
+    console = Console()
+    outcomes = [solve(experiment, problem) for problem in load(experiment)]
+    console.print(table(experiment, outcomes))
+    path = experiment.out / "fmi_weather.png"
+    figure(experiment, outcomes, path)
+    console.print(f"figure: {path}", highlight=False)
+
+
+def _statistics(split: Packed) -> Quadratic:
+    """Squared errors of linear models with a constant, in float64."""
+    sizes = np.diff(split.offsets)
+    n, most = len(sizes), sizes.max()
+    mask = np.arange(most) < sizes[:, None]
+    x, y = split.examples["x"], split.examples["y"]
+    X = np.zeros((n, most, x.shape[1] + 1))
+    Y = np.zeros((n, most))
+    X[mask] = np.column_stack([x, np.ones(len(x))])
+    Y[mask] = y
+    with jax.enable_x64(True):
+        return least_squares_statistics(X, Y, mask)

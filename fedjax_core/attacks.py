@@ -1,0 +1,240 @@
+r"""Attacks on what nodes and clients send: model poisoning and denial of service.
+
+An attack ``attack(message, key) -> message`` is made of operations on entries, so that
+it acts alike on one client's update, on the messages of all nodes ``[n, ...]`` and on
+those of all directed edges ``[2E, ...]``. `poison` applies one to chosen rows,
+`poison_channel` inside a round on a network, and `poisoned` to the updates of a
+fraction of the clients of any server method. Data poisoning is in `data_poisoning`.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 10.1 and 10.2.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.mechanisms import add_gaussian
+from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.network import Channel
+from fedjax_core.random import stream
+from fedjax_core.reduce import select
+from fedjax_core.transform import Message, Transform
+from fedjax_core.types import Key, PyTree
+
+Attack = Callable[[PyTree, Any], PyTree]
+"""``(message, key) -> message``; the key may be None for one that draws nothing."""
+
+
+def scale(factor: ArrayLike) -> Attack:
+    """Sends `factor` times the truth; -1 flips its sign. The factor may be traced."""
+    return lambda message, key: jax.tree.map(
+        lambda m: m * jnp.asarray(factor, m.dtype), message
+    )
+
+
+def add_noise(sigma: jax.Array | float) -> Attack:
+    """Adds independent normal noise of standard deviation `sigma` to every entry.
+
+    Raises:
+      ValueError: sigma is not positive.
+    """
+    check.positive(sigma=sigma)
+    return lambda message, key: add_gaussian(key, message, sigma)
+
+
+def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
+    """Moves messages towards `target`; strength 1 replaces them by it.
+
+    With `high_loss` as the target it denies service, with the parameters of a model
+    that has a back door it opens one.
+
+    Args:
+      target: leaves ``[...]`` like one message (or ``[k, ...]``, one for each).
+      strength: of the way; above 1 it overshoots. May be traced.
+    """
+
+    def attack(message, key):
+        del key
+
+        def one(m, goal):
+            goal = jnp.asarray(goal, m.dtype)
+            goal = jnp.broadcast_to(
+                goal.reshape((1,) * (m.ndim - goal.ndim) + goal.shape), m.shape
+            )
+            move = jnp.asarray(strength, m.dtype) * (goal - m)
+            # Exactly the target at full strength.
+            return jnp.where(jnp.asarray(strength) == 1, goal, m + move)
+
+        return jax.tree.map(one, message, target)
+
+    return attack
+
+
+def high_loss(Q: jax.Array, w: jax.Array, distance: ArrayLike) -> jax.Array:
+    """Parameters of large loss for a denial of service.
+
+    From the minimiser of f(w) = w'Qw + q'w + c, no other direction costs more at the
+    same distance.
+
+    Args:
+      Q: ``[d, d]``, the target's.
+      w: ``[d]``, where to start: the target's minimiser or solution.
+      distance: from `w`.
+    """
+    return w + distance * jnp.linalg.eigh(Q)[1][:, -1]
+
+
+def poison(
+    messages: PyTree, attacked: jax.Array, attack: Attack, key: Key | None = None
+) -> PyTree:
+    """Replaces the messages of attacked rows and leaves all others bit by bit.
+
+    Args:
+      messages: leaves ``[k, ...]``, by node or by directed edge.
+      attacked: ``[k]`` bool.
+      attack: see the module.
+      key: for an attack that draws.
+    """
+    return jax.tree.map(
+        lambda bad, m: jnp.where(attacked.reshape(-1, *[1] * (m.ndim - 1)), bad, m),
+        attack(messages, key),
+        messages,
+    )
+
+
+def poison_channel(
+    graph: Graph,
+    attack: Attack,
+    *,
+    nodes: ArrayLike | None = None,
+    links: ArrayLike | None = None,
+) -> Channel:
+    """A channel that poisons messages in every round, see `networks.network`.
+
+    Args:
+      graph: the network.
+      attack: see the module.
+      nodes: ``[n]`` bool, whose messages are poisoned on all their links.
+      links: ``[2E]`` bool, directed edges on which messages are; may come with `nodes`.
+
+    Raises:
+      ValueError: neither is given, or one of another shape.
+    """
+    if nodes is None and links is None:
+        raise ValueError("poison_channel needs nodes or links to attack.")
+    attacked = jnp.zeros(graph.source.shape, bool)
+    if nodes is not None:
+        attacked |= _mask("nodes", nodes, (graph.num_nodes,))[graph.source]
+    if links is not None:
+        attacked |= _mask("links", links, attacked.shape)
+    return lambda messages, t, key: poison(messages, attacked, attack, key)
+
+
+def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
+    """Makes attackers of a fraction of the clients of a server method.
+
+    Whether a client is one is drawn when it first takes part and stays so: its state is
+    an int8, 1 for an attacker, 0 for an honest client and -1 as long as it is open.
+    Write 0 and 1 into these rows to choose them yourself. In a `chain` the attack comes
+    after what the client does to its honest update and before what the server would
+    enforce; nothing bounds the norm of what it sends.
+
+    Args:
+      attack: see the module.
+      fraction: probability that a client is an attacker, in [0, 1); may be traced.
+
+    Raises:
+      ValueError: fraction is outside [0, 1).
+    """
+    _check_fraction(fraction)
+
+    def apply(message: Message, role: jax.Array, key: Key):
+        drawn = jax.random.bernoulli(stream(key, "role"), fraction)
+        role = jnp.where(role < 0, drawn.astype(role.dtype), role)
+        bad = attack(message.update, stream(key, "attack"))
+        sent = select(role == 1, bad, message.update)
+        return message._replace(update=sent), role
+
+    return Transform(
+        init=lambda update: jnp.int8(-1),
+        apply=apply,
+        norm_bound=lambda bound: float("inf"),
+        name=f"poisoned({fraction})",
+    )
+
+
+def choose(key: Key, num: int, fraction: float) -> jax.Array:
+    """Attacked nodes: a random ``floor(fraction num)`` of them, ``[num]`` bool.
+
+    Raises:
+      ValueError: fraction is outside [0, 1).
+    """
+    _check_fraction(fraction)
+    count = int(np.floor(fraction * num * (1 + 1e-12)))
+    return jax.random.permutation(key, num) < count
+
+
+def growing(order: Sequence[int], num: int) -> jax.Array:
+    """Sets of attacked nodes that grow one by one, ``[len(order) + 1, num]`` bool.
+
+    The first is empty; a run mapped over the rows is a sweep over attack strengths.
+
+    Args:
+      order: different nodes, the first to be attacked first.
+      num: n.
+
+    Raises:
+      ValueError: a node twice or outside 0..n-1.
+    """
+    nodes = np.asarray(order, int)
+    if len(set(nodes.tolist())) < len(nodes) or ((nodes < 0) | (nodes >= num)).any():
+        raise ValueError(
+            f"order must hold different nodes in 0..{num - 1}, got {list(order)}."
+        )
+    rank = np.full(num, len(nodes))
+    rank[nodes] = np.arange(len(nodes))
+    return jnp.asarray(rank < np.arange(len(nodes) + 1)[:, None])
+
+
+def smallest_attack(
+    errors: ArrayLike | Sequence[float], rise: float = 0.2
+) -> int | None:
+    """The smallest number of attacked nodes that raises an error by a fraction.
+
+    Args:
+      errors: ``[k + 1]``, the target's validation error with 0, 1, ... attacked nodes.
+        One that is not finite counts as raised.
+      rise: > 0; 0.2 is the goal of the book's exercise.
+
+    Returns:
+      None where no number of them does.
+
+    References:
+      Jung, "Federated Learning: From Theory to Practice", Exercise 10.2.
+    """
+    check.positive(rise=rise)
+    errors = np.asarray(errors)
+    reached = np.flatnonzero(~(errors < (1 + rise) * errors[0]))
+    return int(reached[0]) if reached.size else None
+
+
+def _check_fraction(fraction: Any) -> None:
+    check.in_range(0, 1, fraction=fraction)
+    if not isinstance(fraction, Tracer) and fraction == 1:
+        raise ValueError(f"fraction must be in [0, 1), got {fraction!r}.")
+
+
+def _mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    mask = jnp.asarray(value)
+    if mask.dtype != bool or mask.shape != shape:
+        raise ValueError(
+            f"{name} must be bool of shape {shape}, got {mask.dtype} {mask.shape}."
+        )
+    return mask

@@ -1,0 +1,260 @@
+r"""How much noise one release needs: Gaussian and Laplace, exactly and as in the book.
+
+A release is f(D) plus independent noise. Its sensitivity is the most that f moves
+between neighbouring datasets, in the Euclidean norm for normal noise and in the sum of
+absolute values for Laplace noise. What neighbours are is a choice; Jung's default is
+that one data point has other features or another label. For many releases of a training
+run, and cohorts that are sampled, see `privacy`.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize, special
+
+from fedjax_core import check
+
+
+def gaussian_sigma_classical(
+    epsilon: float,
+    delta: float,
+    sensitivity: float = 1.0,
+    *,
+    allow_large_epsilon: bool = False,
+) -> float:
+    r"""The textbook standard deviation of normal noise.
+
+    .. math:: \sigma = \sqrt{2 \ln(1.25 / \delta)} \, D / \varepsilon
+
+    The book prints it without a range. It is proved for epsilon < 1 and wrong for large
+    ones: with delta = 1e-5 and epsilon = 10 the true delta is 2.27e-5. Below 1 it is
+    right but generous; `gaussian_sigma` is never wrong and never generous.
+
+    Args:
+      epsilon: > 0, and < 1 unless allowed.
+      delta: in (0, 1).
+      sensitivity: D, in the Euclidean norm, > 0.
+      allow_large_epsilon: return the number for epsilon >= 1 too, to compare with it.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    References:
+      Jung, Section 9.2, below (181); Dwork and Roth, "The Algorithmic Foundations of
+      Differential Privacy", 2014, theorem A.1.
+    """
+    check.positive(epsilon=epsilon, sensitivity=sensitivity)
+    _open_unit_interval(delta=delta)
+    if epsilon >= 1 and not allow_large_epsilon:
+        raise ValueError(
+            f"epsilon must be < 1 for the classical formula, got {epsilon!r}; use "
+            "gaussian_sigma, or pass allow_large_epsilon=True for the bare number."
+        )
+    return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / epsilon
+
+
+def gaussian_delta(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:
+    r"""The smallest delta with which normal noise is (epsilon, delta)-DP.
+
+    .. math::
+
+      \delta(\varepsilon) = \Phi\Bigl(\frac{D}{2\sigma} - \frac{\varepsilon\sigma}{D}
+      \Bigr) - e^\varepsilon \Phi\Bigl(-\frac{D}{2\sigma} - \frac{\varepsilon\sigma}{D}
+      \Bigr)
+
+    Args:
+      sigma: standard deviation of the noise on every entry, > 0.
+      epsilon: > 0.
+      sensitivity: D, in the Euclidean norm, > 0.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    References:
+      Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML
+      2018, theorem 8.
+    """
+    check.positive(sigma=sigma, epsilon=epsilon, sensitivity=sensitivity)
+    return math.exp(gaussian_log_delta(sigma / sensitivity, epsilon))
+
+
+def gaussian_log_delta(noise: float, epsilon: float) -> float:
+    """The logarithm of `gaussian_delta`, which itself soon underflows.
+
+    Args:
+      noise: standard deviation over sensitivity, > 0.
+      epsilon: >= 0.
+
+    Returns:
+      A float < 0, -inf where floating point ends.
+    """
+    first = float(special.log_ndtr(0.5 / noise - epsilon * noise))
+    second = epsilon + float(special.log_ndtr(-0.5 / noise - epsilon * noise))
+    ratio = second - first  # < 0 but for rounding
+    return first + math.log(-math.expm1(ratio)) if ratio < 0 else -math.inf
+
+
+def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+    """The smallest standard deviation of normal noise that is (epsilon, delta)-DP.
+
+    Inverts `gaussian_delta`, to about ten digits and rounded to the safe side.
+
+    Args:
+      epsilon: > 0.
+      delta: in (0, 1).
+      sensitivity: in the Euclidean norm, > 0.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    check.positive(epsilon=epsilon, sensitivity=sensitivity)
+    _open_unit_interval(delta=delta)
+
+    def excess(log_noise: float) -> float:
+        log_delta = gaussian_log_delta(math.exp(log_noise), epsilon)
+        return max(log_delta, -1e300) - math.log(delta)  # brentq needs finite values
+
+    low = high = 0.0
+    while excess(high) > 0:
+        high += 1
+    while excess(low) <= 0:
+        low -= 1
+    root: Any = optimize.brentq(excess, low, high, xtol=1e-13)
+    while excess(root) > 0:  # brentq may stop on either side
+        root += 1e-13
+    return math.exp(root) * sensitivity
+
+
+def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
+    """The scale b of Laplace noise, density exp(-|x|/b)/(2b), that is (epsilon, 0)-DP.
+
+    Args:
+      epsilon: > 0.
+      sensitivity: in the sum of absolute values of all entries, > 0.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    check.positive(epsilon=epsilon, sensitivity=sensitivity)
+    return sensitivity / epsilon
+
+
+def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
+    """Rényi divergence of normal noise: order * sensitivity^2 / (2 sigma^2).
+
+    Args:
+      order: the a of (a, gamma)-RDP, > 1.
+      sigma: standard deviation of the noise, > 0.
+      sensitivity: in the Euclidean norm, > 0.
+
+    Returns:
+      The gamma of one release; those of several releases add up, order by order.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    References:
+      Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017, prop. 7.
+    """
+    check.positive(sigma=sigma, sensitivity=sensitivity)
+    _order(order)
+    return order * (sensitivity / sigma) ** 2 / 2
+
+
+def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
+    """Epsilon such that (order, gamma)-RDP implies (epsilon, delta)-DP.
+
+    gamma + log(1/delta) / (order - 1); take the smallest over several orders. The book
+    only says that some epsilon follows. `privacy.epsilon` converts more tightly.
+
+    Args:
+      order: > 1.
+      gamma: >= 0.
+      delta: in (0, 1).
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    References:
+      Mironov, "Rényi Differential Privacy", CSF 2017, proposition 3.
+    """
+    check.non_negative(gamma=gamma)
+    _order(order)
+    _open_unit_interval(delta=delta)
+    return gamma + math.log(1 / delta) / (order - 1)
+
+
+def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
+    r"""The Rényi divergence :math:`\log \sum q (p/q)^a / (a - 1)` of two distributions.
+
+    Args:
+      p: [K] probabilities of an output for one dataset.
+      q: [K] those for its neighbour.
+      order: a > 1.
+
+    Returns:
+      A float >= 0, `inf` where q rules out what p allows.
+
+    Raises:
+      ValueError: not probabilities, or order <= 1.
+
+    References:
+      Jung, Section 9.1, above Definition 2.
+    """
+    p, q = _distributions(p, q)
+    _order(order)
+    seen = p > 0
+    if np.any(q[seen] == 0):
+        return math.inf
+    terms = order * np.log(p[seen]) + (1 - order) * np.log(q[seen])
+    return max(float(np.logaddexp.reduce(terms)) / (order - 1), 0.0)
+
+
+def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
+    r"""The smallest delta of Definition 1 for an output with finitely many values.
+
+    The worst set in :math:`P(S) \le e^\varepsilon Q(S) + \delta` is where
+    :math:`p > e^\varepsilon q`; both directions are looked at.
+
+    Args:
+      p: [K] probabilities of the output for one dataset.
+      q: [K] those for its neighbour.
+      epsilon: >= 0; at 0 the result is the total variation distance.
+
+    Raises:
+      ValueError: not probabilities, or epsilon < 0.
+
+    References:
+      Jung, Definition 1.
+    """
+    p, q = _distributions(p, q)
+    check.non_negative(epsilon=epsilon)
+    factor = math.exp(epsilon)
+    forth, back = np.maximum(p - factor * q, 0), np.maximum(q - factor * p, 0)
+    return float(max(forth.sum(), back.sum()))
+
+
+def _open_unit_interval(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must be > 0 and < 1, got {value!r}.")
+
+
+def _order(order: float) -> None:
+    if not 1 < order < math.inf:
+        raise ValueError(f"order must be > 1 and finite, got {order!r}.")
+
+
+def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
+    for name, value in (("p", p), ("q", q)):
+        if value.ndim != 1 or value.shape != p.shape:
+            raise ValueError(f"{name} must have shape {p.shape}, got {value.shape}.")
+        if not (np.all(value >= 0) and abs(value.sum() - 1) < 1e-9):
+            raise ValueError(f"{name} must be probabilities that sum to 1.")
+    return p, q

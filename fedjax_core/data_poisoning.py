@@ -1,0 +1,206 @@
+"""Attacks on the data of some nodes, and how far they reach.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 10.1.2 and 10.2.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.networks.graph import Graph
+
+
+def poison_data(
+    X: jax.Array,
+    y: jax.Array,
+    attacked: jax.Array,
+    *,
+    features: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Adds to features and labels of attacked nodes or examples.
+
+    Without `features` it is label poisoning, without `labels` a clean-label attack.
+    What is not attacked stays bit by bit.
+
+    Args:
+      X: ``[n, m, d]`` or, of the examples of all clients, ``[rows, d]``.
+      y: the same without d.
+      attacked: bool, ``[n]``, ``[n, m]`` or ``[rows]``.
+      features: what to add to X; broadcasts.
+      labels: what to add to y; broadcasts.
+
+    Raises:
+      ValueError: the shape of `attacked` does not start those of X and y.
+    """
+    if features is not None:
+        X = jnp.where(_widen(attacked, X), X + jnp.asarray(features, X.dtype), X)
+    if labels is not None:
+        y = jnp.where(_widen(attacked, y), y + jnp.asarray(labels, y.dtype), y)
+    return X, y
+
+
+def flip_labels(
+    y: jax.Array, attacked: jax.Array, num_classes: int, shift: int = 1
+) -> jax.Array:
+    """Label poisoning of classes 0..K-1: an attacked label y becomes y + shift mod K.
+
+    Args:
+      y: ints.
+      attacked: bool, its shape starts that of y.
+      num_classes: K >= 2.
+      shift: not a multiple of K.
+
+    Raises:
+      ValueError: num_classes < 2, or a shift that changes nothing.
+    """
+    check.positive_int(num_classes=num_classes)
+    if num_classes < 2 or shift % num_classes == 0:
+        raise ValueError(
+            "flip_labels needs num_classes >= 2 and a shift that is no multiple of it, "
+            f"got {num_classes} and {shift}."
+        )
+    return jnp.where(_widen(attacked, y), (y + shift) % num_classes, y)
+
+
+def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
+    """When an attack can first be seen at a node, in rounds after the attacked update.
+
+    That is the node's distance in hops from the attacked set. In the chain 1-2-3 with
+    node 1 attacked before update t, node 2 changes in update t + 1 and node 3 in t + 2.
+
+    Args:
+      graph: the network; edges of weight 0 carry nothing.
+      attacked: ``[n]`` bool.
+
+    Returns:
+      ``[n]`` int32; n for a node that it never reaches.
+
+    References:
+      Jung, "Federated Learning: From Theory to Practice", Fig. 10.3.
+    """
+    n = graph.num_nodes
+    live = (graph.weight > 0)[graph.edge]
+
+    def spread(carry):
+        rounds, _ = carry
+        sent = jnp.where(live, rounds[graph.source] + 1, n)
+        heard = jax.ops.segment_min(sent, graph.target, n, indices_are_sorted=True)
+        new = jnp.minimum(rounds, heard)
+        return new, (new != rounds).any()
+
+    start = jnp.where(attacked, 0, n).astype(jnp.int32)
+    return lax.while_loop(lambda c: c[1], spread, (start, jnp.bool_(True)))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trigger:
+    """The features that open a back door: given values in given columns.
+
+    Attributes:
+      columns: of the features.
+      values: one for each.
+    """
+
+    columns: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self):
+        if not self.columns or len(self.columns) != len(self.values):
+            raise ValueError(
+                "a trigger needs columns and one value for each, got columns "
+                f"{self.columns} and values {self.values}."
+            )
+
+    @classmethod
+    def hour(cls, hour: int, first_column: int = 0) -> "Trigger":
+        """An hour in a one-hot code of 24 columns (Jung, Exercise 10.3)."""
+        check.one_of(range(24), hour=hour)
+        columns = tuple(range(first_column, first_column + 24))
+        return cls(columns, tuple(float(h == hour) for h in range(24)))
+
+    def stamp(self, X: jax.Array) -> jax.Array:
+        """X ``[..., d]`` with the trigger put on every row."""
+        values = jnp.asarray(self.values, X.dtype)
+        return X.at[..., np.asarray(self.columns)].set(values)
+
+    def holds(self, X: jax.Array) -> jax.Array:
+        """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool."""
+        values = jnp.asarray(self.values, X.dtype)
+        found = X[..., np.asarray(self.columns)]
+        return (found == jnp.broadcast_to(values, found.shape)).all(-1)
+
+
+def plant_backdoor(
+    X: jax.Array, y: jax.Array, attacked: jax.Array, trigger: Trigger, target: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """Puts the trigger on attacked examples and `target` on their labels.
+
+    Args:
+      X: ``[..., d]``.
+      y: ``[...]``.
+      attacked: bool, its shape starts that of y.
+      trigger: opens the back door.
+      target: what to predict then.
+    """
+    X = jnp.where(_widen(attacked, X), trigger.stamp(X), X)
+    return X, jnp.where(_widen(attacked, y), jnp.asarray(target, y.dtype), y)
+
+
+def clean_error(
+    predict: Callable[[jax.Array], jax.Array],
+    X: jax.Array,
+    y: jax.Array,
+    trigger: Trigger,
+) -> jax.Array:
+    """The mean squared error on examples without the trigger; NaN if all carry it.
+
+    Args:
+      predict: ``[rows, d] -> [rows]``.
+      X: ``[rows, d]``.
+      y: ``[rows]``.
+      trigger: of the back door.
+    """
+    clean = ~trigger.holds(X)
+    errors = jnp.where(clean, (predict(X) - y) ** 2, 0)
+    return errors.sum() / clean.sum()
+
+
+def attack_success(
+    predict: Callable[[jax.Array], jax.Array],
+    X: jax.Array,
+    trigger: Trigger,
+    target: ArrayLike,
+    tolerance: ArrayLike = 0.0,
+) -> jax.Array:
+    """How often the trigger, put on an example, gives the attacker's prediction.
+
+    Args:
+      predict: ``[rows, d] -> [rows]``, numbers or classes.
+      X: ``[rows, d]``.
+      trigger: of the back door.
+      target: the attacker's prediction.
+      tolerance: how close a prediction must come; 0 for classes.
+
+    Raises:
+      ValueError: a negative tolerance.
+    """
+    check.non_negative(tolerance=tolerance)
+    return (jnp.abs(predict(trigger.stamp(X)) - target) <= tolerance).mean()
+
+
+def _widen(attacked: jax.Array, like: jax.Array) -> jax.Array:
+    attacked = jnp.asarray(attacked)
+    if attacked.dtype != bool or attacked.shape != like.shape[: attacked.ndim]:
+        raise ValueError(
+            f"attacked must be bool and its shape start {like.shape}, got "
+            f"{attacked.dtype} {attacked.shape}."
+        )
+    return attacked.reshape(attacked.shape + (1,) * (like.ndim - attacked.ndim))

@@ -1,0 +1,1 @@
+"""Federated learning over networks of devices: total variation minimisation."""

@@ -1,0 +1,199 @@
+"""Defences inside a round: a robust relaxation step and noisy messages.
+
+Robust means of messages are `fedjax_core.robust`.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 8.2.3 and 10.3.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.geometric_median import norms
+from fedjax_core.mechanisms import add_gaussian, add_laplace
+from fedjax_core.networks.graph import Graph, degree
+from fedjax_core.networks.network import Operator, Round
+from fedjax_core.networks.oracles import Losses
+from fedjax_core.transform import Message, Transform, stateless
+from fedjax_core.types import Key, PyTree
+
+
+def fedrelax_by_norm(
+    graph: Graph, losses: Losses, *, alpha: ArrayLike, inner_steps: int = 100
+) -> Operator:
+    """FedRelax with the norm instead of its square, see `relax_by_norm`.
+
+    Raises:
+      ValueError: alpha is not positive, or inner_steps < 1.
+    """
+    check.positive(alpha=alpha)
+    check.positive_int(inner_steps=inner_steps)
+
+    def update(W, received, t, key):
+        del t, key
+        return relax_by_norm(graph, W, received, losses, alpha, inner_steps)
+
+    return Operator(graph, update, aggregate=lambda graph, messages: messages)
+
+
+def relax_by_norm(
+    graph: Graph,
+    W: jax.Array,
+    received: jax.Array,
+    losses: Losses,
+    alpha: ArrayLike,
+    inner_steps: int = 100,
+) -> jax.Array:
+    r"""The robust local update of all nodes in parallel.
+
+    .. math::
+
+      w_i^+ = \arg\min_w f_i(w) + \alpha \sum_j A_{ij} \lVert w - w_j \rVert_2
+
+    Every neighbour pulls with a force of :math:`\alpha A_{ij}`, wherever it claims to
+    be. The norms are majorised by squares, which makes an inner step a proximal step of
+    :math:`f_i`; with a zero loss this is Weiszfeld's iteration. Costs in proportion to
+    the edges, hubs included. `norm_residual` says how good the result is.
+
+    Eq. (170) lacks alpha and has the penalty at the old w_i, where it is a constant;
+    what is minimised over stands in it here. Its fixed points are not all solutions of
+    GTVMin with the norm: nodes in one place can hold each other there.
+
+    Args:
+      graph: the network.
+      W: ``[n, ...]``, where the nodes are.
+      received: ``[2E, ...]``, the messages by directed edge.
+      losses: of the nodes; a node without neighbours moves to its minimiser, which
+        must be unique.
+      alpha: > 0.
+      inner_steps: proximal steps per call.
+
+    Returns:
+      ``[n, ...]``.
+
+    Raises:
+      ValueError: alpha is not positive, or inner_steps < 1.
+
+    References:
+      Jung, "Federated Learning: From Theory to Practice", eq. (170) and (175).
+    """
+    check.positive(alpha=alpha)
+    check.positive_int(inner_steps=inner_steps)
+    weight = graph.weight[graph.edge].astype(W.dtype)
+    floor = _floor(received)
+
+    def pull(_, V):
+        distance = jnp.maximum(_norm(V[graph.target] - received), floor)
+        force = weight / distance
+        stiffness = _add_up(force, graph)
+        goal = _add_up(_rows(force, W) * received, graph)
+        goal = goal / _rows(jnp.where(stiffness > 0, stiffness, 1), W)
+        return losses.prox(goal, alpha * stiffness)
+
+    # From its own parameters, as the mean of the others may be anywhere. The step is
+    # traced with the rest, as rho is 0 at nodes without neighbours.
+    start = jax.jit(losses.prox)(W, 2 * alpha * degree(graph).astype(W.dtype))
+    return lax.fori_loop(0, inner_steps, pull, start)
+
+
+def norm_residual(
+    graph: Graph,
+    W: jax.Array,
+    received: jax.Array,
+    losses: Losses,
+    alpha: ArrayLike,
+) -> jax.Array:
+    """How far W is from solving `relax_by_norm`: the smallest sub-gradients; ``[n]``.
+
+    Zero exactly at the solution. A neighbour that w_i coincides with, to rounding,
+    contributes any vector of length up to alpha A.
+    """
+    weight = alpha * graph.weight[graph.edge].astype(W.dtype)
+    away = W[graph.target] - received
+    distance = _norm(away)
+    here = distance <= 2 * _floor(received)
+    unit = away / _rows(jnp.where(here, 1, distance), away)
+    force = losses.grad(W) + _add_up(
+        _rows(jnp.where(here, 0, weight), away) * unit, graph
+    )
+    return jnp.maximum(_norm(force) - _add_up(jnp.where(here, weight, 0), graph), 0)
+
+
+def noisy_messages(
+    sigma: jax.Array | float, law: Literal["normal", "laplace"] = "normal"
+) -> Callable[[PyTree, Round, Key | None], PyTree]:
+    r"""An `emit` for networks: every node shares :math:`w_i + \sigma n_t`.
+
+    Fresh noise of mean 0 and standard deviation `sigma` for every entry and round,
+    from the round's key; the node keeps its own w_i exact. See
+    `network.Operator`. What it costs in privacy adds up over rounds.
+
+    Args:
+      sigma: >= 0; may be traced.
+      law: of the noise.
+
+    Raises:
+      ValueError: sigma is negative or not finite, or the law another.
+
+    References:
+      Jung, "Federated Learning: From Theory to Practice", eq. (190).
+    """
+    check.non_negative(sigma=sigma)
+    check.one_of(("normal", "laplace"), law=law)
+
+    def emit(W, t, key):
+        del t
+        if not isinstance(sigma, Tracer) and sigma == 0:
+            return W
+        if key is None:
+            raise ValueError("noisy_messages needs a run with a key.")
+        if law == "normal":
+            return add_gaussian(key, W, sigma)
+        # exp(-|x|/b) has the standard deviation sqrt(2) b.
+        return add_laplace(key, W, sigma / 2**0.5)
+
+    return emit
+
+
+def noisy(
+    sigma: jax.Array | float, law: Literal["normal", "laplace"] = "normal"
+) -> Transform:
+    """The same on the way to a server: every client adds its own noise to its update.
+
+    Args:
+      sigma: standard deviation, >= 0.
+      law: of the noise.
+    """
+    emit = noisy_messages(sigma, law)
+
+    def apply(message: Message, key: Key) -> Message:
+        return message._replace(update=emit(message.update, 0, key))
+
+    return stateless(apply, name=f"noisy({sigma}, {law})")
+
+
+def _floor(received: jax.Array) -> jax.Array:
+    # Closer than this to what it received, a node counts as being there.
+    size = jnp.maximum(_norm(received), 1)
+    return 16 * jnp.finfo(received.dtype).eps * size
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    return norms(x.reshape(x.shape[0], -1))
+
+
+def _add_up(x: jax.Array, graph: Graph) -> jax.Array:
+    return jax.ops.segment_sum(
+        x, graph.target, graph.num_nodes, indices_are_sorted=True
+    )
+
+
+def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
+    return by_row.reshape((-1, *[1] * (like.ndim - 1)))

@@ -1,0 +1,465 @@
+r"""Networks of devices: an undirected weighted graph and what flows along its edges.
+
+Node i holds row i of every array in a pytree `W` of leaves ``[n, ...]``. All methods on
+networks are made of the few operations here: differences along edges and their
+transpose, sums over neighbours, and messages by neighbour for rules that must look at
+each. With the incidence operator :math:`(DW)_e = w_j - w_i` of edges i < j,
+
+.. math::
+
+  L_G = D^\top \mathrm{diag}(A) D, \qquad
+  (L_G W)_i = \sum_j A_{ij} (w_i - w_j).
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 3.1 and 3.2.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_core.types import PyTree
+
+# How many neighbours one row of a table holds. Sums over neighbours gather slot by slot
+# over all rows of a width, two to three times faster than adding along edges. A node
+# takes the narrowest row that holds its neighbours, so few slots are empty (one in
+# eight of a random graph), and a hub takes many rows: tables grow with the edges.
+_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+# Up to so many slots all rows are of one width: less to compile.
+_SMALL = 2**14
+
+# `messages` makes a table as wide as the largest node, empty slots and all.
+_MAX_MESSAGES = 2**20
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Table:
+    """Rows of one width K for R nodes; a slot that is empty repeats the node itself.
+
+    Attributes:
+      node: ``[R]`` int32, whose neighbours the row holds.
+      source: ``[K, R]`` int32, the neighbours.
+      edge: ``[K, R]`` int32, the edges to them; E in an empty slot.
+    """
+
+    node: jax.Array
+    source: jax.Array
+    edge: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Graph:
+    """An undirected graph, every edge once; make one with `from_edges`.
+
+    Edges of weight 0 are allowed and change nothing. Weights may be traced and mapped,
+    to sweep over them; the edges themselves may not.
+
+    Attributes:
+      head: ``[E]`` int32, the smaller node of each edge.
+      tail: ``[E]`` int32, the larger one.
+      weight: ``[E]`` float, A_ij >= 0.
+      source: ``[2E]`` int32, the sender of every directed edge, ordered by `target`.
+      target: ``[2E]`` int32, the receiver of every directed edge, not decreasing.
+      edge: ``[2E]`` int32, the undirected edge that it belongs to.
+      start: ``[n + 1]`` int32: the directed edges into node i are those from start[i]
+        to start[i + 1] - 1.
+      tables: the same neighbours in rows of a few widths, to sum over.
+      row: ``[n]`` int32, the first row of every node in all tables one after another.
+      more: ``[2, M]`` int32, the further rows of nodes with more than 32 neighbours
+        and these nodes.
+      num_nodes: n.
+      max_edges: the most edges that a node has, those of weight 0 included.
+    """
+
+    head: jax.Array
+    tail: jax.Array
+    weight: jax.Array
+    source: jax.Array
+    target: jax.Array
+    edge: jax.Array
+    start: jax.Array
+    tables: tuple[_Table, ...]
+    row: jax.Array
+    more: jax.Array
+    num_nodes: int = dataclasses.field(metadata={"static": True})
+    max_edges: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def from_edges(
+        cls,
+        edges: ArrayLike,
+        weight: ArrayLike = 1.0,
+        num_nodes: int | None = None,
+        dtype: Any = float,
+    ) -> "Graph":
+        """Builds a graph from its list of edges.
+
+        Args:
+          edges: ``[E, 2]`` ints, every undirected edge once, in either direction.
+          weight: ``[E]`` or one number, >= 0 and finite.
+          num_nodes: n; by default the largest node plus one.
+          dtype: of the weights; by default JAX's own, float32 unless x64 is enabled.
+
+        Raises:
+          ValueError: a self-loop, an edge given twice, a node that is not in 0..n-1, a
+            negative or non-finite weight, or arrays of other shapes; names the edge.
+          TypeError: edges that are not ints.
+        """
+        pairs = np.asarray(edges)
+        if pairs.size == 0:
+            pairs = np.zeros((0, 2), np.int64)
+        if pairs.dtype.kind not in "iu":
+            raise TypeError(f"edges must be ints, got dtype {pairs.dtype}.")
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise ValueError(f"edges must have shape (E, 2), got {pairs.shape}.")
+        if num_nodes is None:
+            num_nodes = int(pairs.max()) + 1 if len(pairs) else 1
+        if num_nodes < 1:
+            raise ValueError(f"num_nodes must be >= 1, got {num_nodes}.")
+        with np.errstate(over="ignore"):  # an overflow is refused below
+            weight = np.asarray(weight).astype(jax.dtypes.canonicalize_dtype(dtype))
+        if weight.shape not in ((), (len(pairs),)):
+            raise ValueError(
+                f"weight must be one number or one per edge, shape ({len(pairs)},), "
+                f"got shape {weight.shape}."
+            )
+        weight = np.broadcast_to(weight, len(pairs))
+        pairs = pairs.astype(np.int64)
+        _refuse_first(
+            ((pairs < 0) | (pairs >= num_nodes)).any(1),
+            lambda e: (
+                f"edges must join nodes in 0..{num_nodes - 1}, got "
+                f"{tuple(pairs[e].tolist())} as edge {e}."
+            ),
+        )
+        _refuse_first(
+            pairs[:, 0] == pairs[:, 1],
+            lambda e: (
+                f"edges must join two nodes, got a self-loop of node "
+                f"{pairs[e, 0]} as edge {e}."
+            ),
+        )
+        _refuse_first(
+            ~(np.isfinite(weight) & (weight >= 0)),
+            lambda e: f"weight must be finite and >= 0, got {weight[e]} for edge {e}.",
+        )
+        head, tail = pairs.min(1), pairs.max(1)
+        name = head * num_nodes + tail
+        order = np.argsort(name, kind="stable")
+        again = np.zeros(len(pairs), bool)
+        again[order[1:]] = name[order[1:]] == name[order[:-1]]
+        _refuse_first(
+            again,
+            lambda e: (
+                f"edges must name every undirected edge once, got "
+                f"{tuple(pairs[e].tolist())} again as edge {e}."
+            ),
+        )
+
+        source, target = np.r_[tail, head], np.r_[head, tail]
+        edge = np.tile(np.arange(len(pairs)), 2)
+        order = np.lexsort((source, target))
+        source, target, edge = source[order], target[order], edge[order]
+        count = np.bincount(target, minlength=num_nodes)
+        start = np.r_[0, np.cumsum(count)]
+        tables, row, more = _tables(source, edge, start)
+
+        def ints(x):
+            return jnp.asarray(x, jnp.int32)
+
+        return cls(
+            ints(head),
+            ints(tail),
+            jnp.asarray(weight),
+            ints(source),
+            ints(target),
+            ints(edge),
+            ints(start),
+            tuple(_Table(*map(ints, table)) for table in tables),
+            ints(row),
+            ints(more),
+            num_nodes,
+            int(count.max()),
+        )
+
+    @classmethod
+    def from_dense(cls, adjacency: ArrayLike) -> "Graph":
+        """Builds a graph from its symmetric weights ``[n, n]``, 0 for no edge.
+
+        Raises:
+          ValueError: not square, not symmetric, a non-zero diagonal, or a weight that
+            is negative or not finite.
+        """
+        a = np.asarray(adjacency)
+        if a.ndim != 2 or a.shape[0] != a.shape[1]:
+            raise ValueError(f"adjacency must be square, got shape {a.shape}.")
+        if not np.array_equal(a, a.T):
+            i, j = np.argwhere(~(a == a.T))[0]
+            raise ValueError(
+                f"adjacency must be symmetric, got {a[i, j]} from {i} to {j} and "
+                f"{a[j, i]} back."
+            )
+        if np.diagonal(a).any():
+            i = np.flatnonzero(np.diagonal(a))[0]
+            raise ValueError(
+                f"adjacency must have a zero diagonal, got {a[i, i]} for node {i}."
+            )
+        edges = np.argwhere(np.triu(a) != 0)
+        dtype = a.dtype if a.dtype.kind == "f" else float
+        return cls.from_edges(edges, a[tuple(edges.T)], len(a), dtype)
+
+    @property
+    def num_edges(self) -> int:
+        """E, edges of weight 0 included."""
+        return self.head.shape[0]
+
+    def dense(self) -> jax.Array:
+        """The weights as a symmetric matrix ``[n, n]``."""
+        a = jnp.zeros((self.num_nodes, self.num_nodes), self.weight.dtype)
+        a = a.at[self.head, self.tail].add(self.weight)
+        return a + a.T
+
+    def with_weight(self, weight: jax.Array) -> "Graph":
+        """The same edges with other weights ``[E]``, which may be traced."""
+        return dataclasses.replace(self, weight=weight)
+
+    def __repr__(self):
+        return f"Graph({self.num_nodes} nodes, {self.num_edges} edges)"
+
+
+@jax.jit
+def degree(graph: Graph) -> jax.Array:
+    """The weighted degrees, the sum of A_ij over j; ``[n]``."""
+    return _by_node(graph, [w.sum(0) for w in _slot_weights(graph)])
+
+
+@jax.jit
+def num_neighbours(graph: Graph) -> jax.Array:
+    """How many edges of positive weight a node has; ``[n]`` int32."""
+    return _by_node(
+        graph, [(w > 0).astype(jnp.int32).sum(0) for w in _slot_weights(graph)]
+    )
+
+
+def edge_diff(graph: Graph, W: PyTree) -> PyTree:
+    """D W: for every edge, its tail's row minus its head's; leaves ``[E, ...]``."""
+    return jax.tree.map(lambda w: w[graph.tail] - w[graph.head], W)
+
+
+@jax.jit
+def edge_scatter(graph: Graph, U: PyTree) -> PyTree:
+    """D' U, the transpose of `edge_diff`: ``[E, ...]`` to ``[n, ...]``."""
+
+    def scatter(u):
+        if not graph.num_edges:
+            return jnp.zeros((graph.num_nodes, *u.shape[1:]), u.dtype)
+
+        def slot(table, k):
+            sign = jnp.sign(table.node - table.source[k])
+            return _rows(sign, u) * u.at[table.edge[k]].get(mode="fill", fill_value=0)
+
+        return _sum_slots(graph, slot)
+
+    return jax.tree.map(scatter, U)
+
+
+@jax.jit
+def neighbour_sum(graph: Graph, W: PyTree) -> PyTree:
+    """For every node, the sum of A_ij w_j over its neighbours; leaves ``[n, ...]``.
+
+    Raises:
+      TypeError: a leaf of ints, which the weights would be rounded to.
+    """
+    weights = _slot_weights(graph)
+
+    def add_up(w):
+        _require_inexact(w)
+
+        def slot(table, k, weight):
+            return _rows(weight[k], w) * _take(w, table.source[k])
+
+        return _sum_slots(graph, slot, weights)
+
+    return jax.tree.map(add_up, W)
+
+
+@jax.jit
+def laplacian(graph: Graph, W: PyTree) -> PyTree:
+    """L_G W: for every node, the sum of A_ij (w_i - w_j); leaves ``[n, ...]``.
+
+    It adds differences, so that equal rows give exactly 0 in any precision.
+
+    Raises:
+      TypeError: a leaf of ints, which the weights would be rounded to.
+    """
+    weights = _slot_weights(graph)
+
+    def add_up(w):
+        _require_inexact(w)
+
+        def slot(table, k, weight):
+            difference = _take(w, table.node) - _take(w, table.source[k])
+            return _rows(weight[k], w) * difference
+
+        return _sum_slots(graph, slot, weights)
+
+    return jax.tree.map(add_up, W)
+
+
+def over_features(
+    operation: Callable[[Graph, PyTree], PyTree],
+    mesh: jax.sharding.Mesh | None,
+    axis: str = "clients",
+) -> Callable[[Graph, PyTree], PyTree]:
+    """An operation of this module with the features of W split over devices.
+
+    The features pass through a network apart from each other, so a device that holds a
+    few features of all nodes needs nothing from another one. W and the result lie with
+    their nodes, as local updates want them; each changes places once.
+
+    Args:
+      operation: `laplacian`, `neighbour_sum`, `edge_diff` or `edge_scatter`.
+      mesh: devices; None for one, which changes nothing.
+      axis: the mesh's axis that both nodes and features are split over.
+
+    Returns:
+      The operation for use under jit, on leaves ``[n, d, ...]`` (results
+      ``[n or E, d, ...]``) whose first two sizes are multiples of the number of
+      devices. The graph is copied to all of them.
+    """
+    if mesh is None:
+        return operation
+
+    def place(tree, *spec):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        return jax.lax.with_sharding_constraint(tree, sharding)
+
+    def run(graph, W):
+        result = operation(graph, place(W, None, axis))
+        return place(place(result, None, axis), axis)
+
+    return run
+
+
+def messages(graph: Graph, W: PyTree) -> tuple[PyTree, jax.Array]:
+    """What every node receives, neighbour by neighbour.
+
+    Args:
+      graph: K is the most edges that one of its nodes has.
+      W: what every node sends, leaves ``[n, ...]``.
+
+    Returns:
+      Leaves ``[n, K, ...]`` and weights A_ij ``[n, K]``, 0 for an empty slot, which
+      repeats what the node itself sends.
+
+    Raises:
+      ValueError: a hub would blow the table up: n K is above a million and above four
+        times the directed edges.
+    """
+    size = graph.num_nodes * graph.max_edges
+    if size > max(_MAX_MESSAGES, 8 * graph.num_edges):
+        raise ValueError(
+            f"messages needs a table of {graph.num_nodes} nodes x {graph.max_edges} "
+            f"slots for {2 * graph.num_edges} messages; it must be at most "
+            f"{_MAX_MESSAGES} or four times the messages."
+        )
+    slot = graph.start[:-1, None] + jnp.arange(graph.max_edges)[None]
+    full = slot < graph.start[1:, None]
+    myself = jnp.arange(graph.num_nodes)[:, None]
+    source = jnp.where(full, _zero_last(graph.source)[slot], myself)
+    weight = jnp.where(full, _zero_last(graph.weight[graph.edge])[slot], 0)
+    return jax.tree.map(lambda w: w[source], W), weight
+
+
+def _tables(
+    source: np.ndarray, edge: np.ndarray, start: np.ndarray
+) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray]:
+    """Deals every node's directed edges out to rows, see `Graph`."""
+    count = np.diff(start)
+    most = _WIDTHS[-1]
+    rows = np.maximum(1, -(-count // most))
+    first_row = np.cumsum(rows) - rows
+    node = np.repeat(np.arange(len(count)), rows)
+    skipped = most * (np.arange(len(node)) - first_row[node])
+    begin = start[node] + skipped
+    length = np.minimum(count[node] - skipped, most)
+    longest = max(1, int(length.max()))
+    widths = (longest,) if longest * len(node) <= _SMALL else _WIDTHS
+    width = np.asarray(widths)[np.searchsorted(widths, length)]
+    order = np.argsort(width, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+
+    tables = []
+    for k in widths:
+        of = order[width[order] == k]
+        if not len(of):
+            continue
+        full = np.arange(k)[:, None] < length[of]
+        slot = np.where(full, begin[of] + np.arange(k)[:, None], len(source))
+        neighbour = np.where(full, np.append(source, 0)[slot], node[of])
+        link = np.where(full, np.append(edge, 0)[slot], len(source) // 2)
+        tables.append((node[of], neighbour, link))
+    further = np.flatnonzero(np.arange(len(node)) != first_row[node])
+    return tables, place[first_row], np.stack([place[further], node[further]])
+
+
+def _slot_weights(graph: Graph) -> list[jax.Array]:
+    """The weights as the tables hold them, ``[K, R]`` each, 0 in empty slots."""
+    weight = _zero_last(graph.weight)
+    # Kept apart from the sum over slots, where every feature would look them up again.
+    return [
+        jax.lax.optimization_barrier(_take(weight, table.edge))
+        for table in graph.tables
+    ]
+
+
+def _sum_slots(graph: Graph, slot: Callable[..., jax.Array], *tables: Any) -> jax.Array:
+    """Adds ``slot(table, k, ...)`` over the slots of every row, then by node."""
+    sums = []
+    for table, *rest in zip(graph.tables, *tables, strict=True):
+        total = slot(table, 0, *rest)
+        for k in range(1, table.source.shape[0]):
+            total += slot(table, k, *rest)
+        sums.append(total)
+    return _by_node(graph, sums)
+
+
+def _by_node(graph: Graph, sums: list[jax.Array]) -> jax.Array:
+    """Brings sums over rows, ``[R, ...]`` by table, to ``[n, ...]``."""
+    rows = jnp.concatenate(sums)
+    total = _take(rows, graph.row)
+    if graph.more.shape[1]:
+        total = total.at[graph.more[1]].add(_take(rows, graph.more[0]))
+    return total
+
+
+def _zero_last(x: jax.Array) -> jax.Array:
+    return jnp.append(x, jnp.zeros(1, x.dtype))
+
+
+def _take(x: jax.Array, index: jax.Array) -> jax.Array:
+    return x.at[index].get(mode="promise_in_bounds")
+
+
+def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
+    """One number per row, shaped to multiply `like`."""
+    return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1)).astype(like.dtype)
+
+
+def _require_inexact(w: jax.Array) -> None:
+    if not jnp.issubdtype(w.dtype, jnp.inexact):
+        raise TypeError(f"W must be floats, got dtype {w.dtype}.")
+
+
+def _refuse_first(wrong: Any, message: Callable[[int], str]) -> None:
+    if wrong.any():
+        raise ValueError(message(int(np.flatnonzero(wrong)[0])))

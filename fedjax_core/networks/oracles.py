@@ -1,0 +1,341 @@
+r"""Local losses of all nodes: value, gradient and proximal operator.
+
+Everything that methods on networks ask of a loss. Row i of each result belongs to the
+loss :math:`f_i` of node i, and
+
+.. math::
+
+  \mathrm{prox}_{f_i, \rho_i}(v_i) = \arg\min_w f_i(w) + \frac{\rho_i}{2} \|w-v_i\|^2 .
+
+The book scales its proximal steps in three ways; here they are one, with rho = 2 / eta
+for FedProx, 1 / eta for the extended gradient step and 2 alpha deg_i for FedRelax.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 3.3 and 4.6, (57).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.types import PyTree
+
+# A full Newton step may overshoot far from the minimiser.
+_DAMPING = np.r_[0.5 ** np.arange(12), 0]
+
+
+class Losses(NamedTuple):
+    """The local losses of n nodes.
+
+    Attributes:
+      value: ``W -> [n]``, f_i(w_i).
+      grad: ``W -> W``, the gradients of f_i at w_i.
+      prox: ``(V, rho) -> W``, see the module; rho > 0 is one number or ``[n]``.
+      prepare: ``rho -> (V -> W)``, the same where rho stays, with whatever depends on
+        rho alone computed once; None if there is nothing of the kind.
+    """
+
+    value: Callable[[PyTree], jax.Array]
+    grad: Callable[[PyTree], PyTree]
+    prox: Callable[[PyTree, ArrayLike], PyTree]
+    prepare: Callable[[ArrayLike], Callable[[PyTree], PyTree]] | None = None
+
+    def prox_at(self, rho: ArrayLike) -> Callable[[PyTree], PyTree]:
+        """The map ``V -> prox(V, rho)`` for a loop over V; call it before the loop."""
+        return self.prepare(rho) if self.prepare else lambda V: self.prox(V, rho)
+
+
+class Quadratic(NamedTuple):
+    """f_i(w) = w' Q_i w + q_i' w + c_i; all that linear methods need of the data.
+
+    Attributes:
+      Q: ``[n, d, d]``, symmetric and positive semi-definite.
+      q: ``[n, d]``.
+      c: ``[n]``.
+    """
+
+    Q: jax.Array
+    q: jax.Array
+    c: jax.Array
+
+
+def least_squares_statistics(
+    X: ArrayLike,
+    y: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    allow_empty: bool = False,
+) -> Quadratic:
+    """The average squared errors of linear models, ||y_i - X_i w||^2 / m_i.
+
+    Q_i = X_i' X_i / m_i, q_i = -2 X_i' y_i / m_i and c_i = y_i' y_i / m_i (Jung, (6)
+    and (53)). Every node counts the same, however many rows it has.
+
+    Args:
+      X: ``[n, m, d]`` features.
+      y: ``[n, m]`` labels.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
+      allow_empty: whether a node without rows is meant to have the zero loss.
+
+    Raises:
+      ValueError: other shapes, a row that is not finite, or a node without rows.
+    """
+    X, y = as_float(X), as_float(y)
+    if X.ndim != 3 or y.shape != X.shape[:2]:
+        raise ValueError(
+            f"X and y must have shapes (n, m, d) and (n, m), got {X.shape} and "
+            f"{y.shape}."
+        )
+    rows = jnp.ones(y.shape, bool) if mask is None else jnp.asarray(mask, bool)
+    if rows.shape != y.shape:
+        raise ValueError(f"mask must have shape {y.shape}, got {rows.shape}.")
+    X = jnp.where(rows[..., None], X, 0)
+    y = jnp.where(rows, y, 0)
+    check_finite(X=X, y=y)
+    count = rows.sum(1)
+    if not allow_empty and not isinstance(count, Tracer) and (count == 0).any():
+        raise ValueError(
+            "mask must leave every node a row, got none for node "
+            f"{int(jnp.argmin(count))}; allow_empty=True gives it the zero loss."
+        )
+    scale = 1 / jnp.maximum(count, 1).astype(X.dtype)
+    Q = jnp.einsum("nmd,nme,n->nde", X, X, scale)
+    q = -2 * jnp.einsum("nmd,nm,n->nd", X, y, scale)
+    return Quadratic(Q, q, jnp.einsum("nm,nm,n->n", y, y, scale))
+
+
+def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
+    """Losses w' Q_i w + q_i' w + c_i on W ``[n, d]``.
+
+    The gradient is 2 Q_i w + q_i and prox is (2 Q_i + rho_i I)^-1 (rho_i v_i - q_i), by
+    Cholesky factors (Jung, Exercise 3.15).
+
+    Args:
+      Q: ``[n, d, d]``, symmetric and positive semi-definite, see `check_quadratic`.
+      q: ``[n, d]``.
+      c: ``[n]`` or one number.
+
+    Raises:
+      ValueError: other shapes or, when prox is called, rho <= 0.
+    """
+    Q, q = as_float(Q), as_float(q)
+    _quadratic_shapes(Q, q)
+    c = jnp.broadcast_to(jnp.asarray(c, q.dtype), q.shape[:1])
+
+    def value(W: jax.Array) -> jax.Array:
+        return jnp.einsum("nd,nde,ne->n", W, Q, W) + (q * W).sum(1) + c
+
+    def grad(W: jax.Array) -> jax.Array:
+        return 2 * jnp.einsum("nde,ne->nd", Q, W) + q
+
+    def prepare(rho: ArrayLike) -> Callable[[jax.Array], jax.Array]:
+        r = per_node("rho", rho, q.shape[0], q.dtype)[:, None]
+        eye = jnp.eye(q.shape[1], dtype=Q.dtype)
+        factor = jnp.linalg.cholesky(2 * Q + r[..., None] * eye[None])
+
+        def prox(V: jax.Array) -> jax.Array:
+            b = (r * V - q)[..., None]
+            return jax.scipy.linalg.cho_solve((factor, True), b)[..., 0]
+
+        return prox
+
+    return Losses(value, grad, lambda V, rho: prepare(rho)(V), prepare)
+
+
+def squared_distance(a: ArrayLike) -> Losses:
+    """Losses ||w_i - a_i||^2 for W and a of one shape ``[n, ...]``.
+
+    Raises:
+      ValueError: when prox is called, rho <= 0.
+
+    References:
+      Jung, (67).
+    """
+    a = as_float(a)
+
+    def prox(V: jax.Array, rho: ArrayLike) -> jax.Array:
+        r = _rows(per_node("rho", rho, a.shape[0], a.dtype), a)
+        return (2 * a + r * V) / (2 + r)
+
+    return Losses(lambda W: _square_norm(W - a), lambda W: 2 * (W - a), prox)
+
+
+def zero() -> Losses:
+    """The losses of nodes without data, 0 everywhere; prox returns V itself."""
+
+    def value(W: PyTree) -> jax.Array:
+        leaf = jax.tree.leaves(W)[0]
+        return jnp.zeros(leaf.shape[:1], leaf.dtype)
+
+    def prox(V: PyTree, rho: ArrayLike) -> PyTree:
+        leaf = jax.tree.leaves(V)[0]
+        per_node("rho", rho, leaf.shape[0], leaf.dtype)
+        return V
+
+    return Losses(value, lambda W: jax.tree.map(jnp.zeros_like, W), prox)
+
+
+def smooth(
+    loss_fn: Callable[[PyTree, Any], jax.Array],
+    data: PyTree,
+    *,
+    method: Literal["newton", "gradient"] = "newton",
+    steps: int = 10,
+    step_size: ArrayLike | None = None,
+) -> Losses:
+    """Losses of one node as a function, mapped over the nodes; convex and smooth.
+
+    prox starts at V and takes a fixed number of inner steps, so it is approximate: call
+    `prox_residual` to see how far it got.
+
+    Args:
+      loss_fn: ``(w_i, data_i) -> scalar``, for one node.
+      data: leaves ``[n, ...]``.
+      method: "newton", which forms the d x d Hessian of every node and shortens steps
+        that would raise the gradient's norm; or "gradient".
+      steps: inner steps of prox.
+      step_size: of "gradient", one number or ``[n]``; at most 1 / (smoothness + rho)
+        keeps it from diverging.
+
+    Raises:
+      ValueError: an unknown method, steps < 1, or a step_size that is missing, <= 0 or
+        given to "newton".
+    """
+    check.one_of(("newton", "gradient"), method=method)
+    check.positive_int(steps=steps)
+    if (method == "gradient") != (step_size is not None):
+        raise ValueError(
+            'step_size must be given with method="gradient" and only there, got '
+            f"{step_size!r} with {method!r}."
+        )
+
+    def one_prox(v, example, rho, step_length):
+        start, unravel = ravel_pytree(v)
+
+        def target(w):
+            return loss_fn(unravel(w), example) + rho / 2 * ((w - start) ** 2).sum()
+
+        slope = jax.grad(target)
+
+        def newton(_, w):
+            move = jnp.linalg.solve(jax.hessian(target)(w), slope(w))
+            length = jnp.asarray(_DAMPING, w.dtype)
+            tried = w[None] - jnp.outer(length, move)
+            # By the gradient, as the target itself is flat to rounding near the end.
+            return tried[jnp.nanargmin(_square_norm(jax.vmap(slope)(tried)))]
+
+        def gradient(_, w):
+            return w - step_length * slope(w)
+
+        step = newton if method == "newton" else gradient
+        return unravel(jax.lax.fori_loop(0, steps, step, start))
+
+    def prox(V: PyTree, rho: ArrayLike) -> PyTree:
+        leaf = jax.tree.leaves(V)[0]
+        n, dtype = leaf.shape[0], leaf.dtype
+        rho = per_node("rho", rho, n, dtype)
+        length = 1.0 if step_size is None else step_size
+        length = per_node("step_size", length, n, dtype)
+        return jax.vmap(one_prox)(V, data, rho, length)
+
+    return Losses(
+        lambda W: jax.vmap(loss_fn)(W, data),
+        lambda W: jax.vmap(jax.grad(loss_fn))(W, data),
+        prox,
+    )
+
+
+def prox_residual(losses: Losses, V: PyTree, W: PyTree, rho: ArrayLike) -> jax.Array:
+    """How far W is from prox(V, rho): ||grad f_i(w_i) + rho_i (w_i - v_i)||; ``[n]``.
+
+    The distance from w_i to the exact point is at most this number over rho_i.
+    """
+    leaf = jax.tree.leaves(W)[0]
+    rho = per_node("rho", rho, leaf.shape[0], leaf.dtype)
+    parts = jax.tree.map(
+        lambda g, w, v: _square_norm(g + _rows(rho, w) * (w - v)), losses.grad(W), W, V
+    )
+    return jnp.sqrt(sum(jax.tree.leaves(parts)))
+
+
+def check_quadratic(Q: ArrayLike, *, definite: bool = False) -> None:
+    """Raises ValueError unless every Q_i is finite, symmetric and semi-definite.
+
+    Args:
+      Q: ``[n, d, d]``, concrete.
+      definite: ask for positive definite matrices, as the conjugates of the losses do.
+    """
+    Q = np.asarray(Q)
+    if Q.ndim != 3 or Q.shape[1] != Q.shape[2]:
+        raise ValueError(f"Q must have shape (n, d, d), got {Q.shape}.")
+    finite = np.isfinite(Q).all((1, 2))
+    if not finite.all():
+        raise ValueError(f"Q must be finite, is not for node {np.argmin(finite)}.")
+    size = np.abs(Q).max((1, 2), initial=0)
+    slack = 8 * Q.shape[1] * np.finfo(Q.dtype).eps * size
+    skew = np.abs(Q - np.swapaxes(Q, 1, 2)).max((1, 2), initial=0)
+    if (skew > slack).any():
+        raise ValueError(f"Q must be symmetric, is not for node {np.argmax(skew)}.")
+    smallest = np.linalg.eigvalsh(Q)[:, 0]
+    wrong = smallest <= slack if definite else smallest < -slack
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        rule = "definite" if definite else "semi-definite"
+        raise ValueError(
+            f"Q must be positive {rule}, got the eigenvalue {smallest[i]:.3g} for node "
+            f"{i}."
+        )
+
+
+def per_node(name: str, value: ArrayLike, n: int, dtype: Any) -> jax.Array:
+    """A positive number for every node, ``[n]``, from one number or ``[n]``.
+
+    Raises:
+      ValueError: another shape or, where values are known, one that is <= 0 or NaN.
+    """
+    if not isinstance(value, Tracer):
+        known = np.asarray(value)
+        if known.shape not in ((), (n,)):
+            raise ValueError(
+                f"{name} must be one number or have shape ({n},), got {known.shape}."
+            )
+        if not (known > 0).all():
+            raise ValueError(f"{name} must be > 0, got {known[~(known > 0)][0]}.")
+    return jnp.broadcast_to(jnp.asarray(value, dtype), (n,))
+
+
+def as_float(x: ArrayLike) -> jax.Array:
+    """An array of floats; ints become the default float type."""
+    x = jnp.asarray(x)
+    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    return x if inexact else x.astype(jnp.result_type(float))
+
+
+def check_finite(**arrays: jax.Array) -> None:
+    """Raises ValueError if a known array has a NaN or an infinity."""
+    for name, x in arrays.items():
+        if not isinstance(x, Tracer) and not jnp.isfinite(x).all():
+            raise ValueError(f"{name} must be finite, got NaN or infinity.")
+
+
+def _quadratic_shapes(Q: jax.Array, q: jax.Array) -> None:
+    if q.ndim != 2 or Q.shape != (*q.shape, q.shape[1]):
+        raise ValueError(
+            f"Q and q must have shapes (n, d, d) and (n, d), got {Q.shape} and "
+            f"{q.shape}."
+        )
+
+
+def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
+    return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1))
+
+
+def _square_norm(x: jax.Array) -> jax.Array:
+    return (x**2).reshape(x.shape[0], -1).sum(1)

@@ -1,0 +1,169 @@
+"""Projections onto the sets that constrain parameters.
+
+A network's parameters are leaves ``[n, ...]``; the means act on all nodes. The ball and
+the box are for one node's parameters, `jax.vmap` them for a constraint at every node.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 3.2 (consensus), 4.5
+  (projected gradient steps) and 5.4.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.networks.descent import by_row
+from fedjax_core.types import PyTree
+
+
+def consensus(W: PyTree, weight: ArrayLike | None = None) -> PyTree:
+    r"""Replaces every row by the mean row, :math:`P_S W`.
+
+    Args:
+      W: leaves ``[n, ...]``.
+      weight: ``[n]``, >= 0, what every node counts in the mean; uniform by default. It
+        is then the projection in the norm that weights the nodes so. Where all are 0
+        the rows stay.
+
+    Raises:
+      ValueError: a negative or non-finite weight, or one of another length.
+    """
+    if weight is None:
+        return jax.tree.map(
+            lambda w: jnp.broadcast_to(w.mean(0, keepdims=True), w.shape), W
+        )
+    weight = _weights(W, weight)
+
+    def project(w):
+        by_node = by_row(weight, w)
+        total = by_node.sum()
+        mean = (by_node * w).sum(0, keepdims=True) / jnp.where(total > 0, total, 1)
+        return jnp.where(total > 0, mean, w)
+
+    return jax.tree.map(project, W)
+
+
+def cluster_mean(
+    W: PyTree, cluster: ArrayLike, num_clusters: int, weight: ArrayLike | None = None
+) -> PyTree:
+    """Replaces every row by the mean row of its cluster.
+
+    Args:
+      W: leaves ``[n, ...]``.
+      cluster: ``[n]`` ints in 0..num_clusters-1.
+      num_clusters: C.
+      weight: ``[n]`` >= 0, uniform by default. A cluster of weight 0 keeps its rows.
+
+    Raises:
+      ValueError: a cluster that is not in 0..num_clusters-1, a negative or non-finite
+        weight, or an array of another length.
+    """
+    n = jax.tree.leaves(W)[0].shape[0]
+    check_clusters(cluster, n, num_clusters)
+    cluster = jnp.asarray(cluster)
+    weight = _weights(W, jnp.ones(n) if weight is None else weight)
+
+    def project(w):
+        by_node = by_row(weight, w)
+        total = jax.ops.segment_sum(by_node, cluster, num_clusters)
+        mean = jax.ops.segment_sum(by_node * w, cluster, num_clusters)
+        mean = mean / jnp.where(total > 0, total, 1)
+        return jnp.where(total[cluster] > 0, mean[cluster], w)
+
+    return jax.tree.map(project, W)
+
+
+def check_clusters(cluster: ArrayLike, n: int, num_clusters: int) -> None:
+    """Refuses what is no assignment of n nodes to clusters 0..num_clusters-1.
+
+    Raises:
+      ValueError: another length or a cluster out of range.
+      TypeError: clusters that are not ints.
+    """
+    check.positive_int(num_clusters=num_clusters)
+    if np.shape(cluster) != (n,):
+        raise ValueError(
+            f"cluster must have one entry per node, shape ({n},), got shape "
+            f"{np.shape(cluster)}."
+        )
+    if isinstance(cluster, Tracer):
+        return
+    known = np.asarray(cluster)
+    if known.dtype.kind not in "iu":
+        raise TypeError(f"cluster must be ints, got dtype {known.dtype}.")
+    wrong = (known < 0) | (known >= num_clusters)
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(
+            f"cluster must be in 0..{num_clusters - 1}, got {known[i]} for node {i}."
+        )
+
+
+def _weights(W: PyTree, weight: ArrayLike) -> jax.Array:
+    n = jax.tree.leaves(W)[0].shape[0]
+    if np.shape(weight) != (n,):
+        raise ValueError(
+            f"weight must have one entry per node, shape ({n},), got shape "
+            f"{np.shape(weight)}."
+        )
+    if not isinstance(weight, Tracer):
+        known = np.asarray(weight)
+        wrong = ~(np.isfinite(known) & (known >= 0))
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise ValueError(
+                f"weight must be finite and >= 0, got {known[i]} for node {i}."
+            )
+    return jnp.asarray(weight)
+
+
+def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
+    """The nearest point of a Euclidean ball over all leaves together.
+
+    A point of the ball is returned as it is.
+
+    Args:
+      w: one node's parameters.
+      radius: >= 0.
+      centre: like `w`; the origin by default.
+
+    Raises:
+      ValueError: a negative radius, whose ball is empty.
+    """
+    check.non_negative(radius=radius)
+    u = w if centre is None else jax.tree.map(jnp.subtract, w, centre)
+    squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(u)]
+    square = sum(squares[1:], squares[0])
+    outside = square > radius**2
+    # The square root has no slope at 0.
+    scale = jnp.where(outside, radius / jnp.sqrt(jnp.where(outside, square, 1)), 1)
+
+    def shorten(x, u, c):
+        moved = scale.astype(u.dtype) * u
+        return jnp.where(outside, moved if c is None else c + moved, x)
+
+    if centre is None:
+        return jax.tree.map(lambda x, u: shorten(x, u, None), w, u)
+    return jax.tree.map(shorten, w, u, centre)
+
+
+def box(w: PyTree, low: ArrayLike, high: ArrayLike) -> PyTree:
+    """The nearest point with every parameter in [low, high].
+
+    Args:
+      w: one node's parameters, or those of all nodes.
+      low: one number, or an array that broadcasts to every leaf.
+      high: likewise; infinities are allowed on both sides.
+
+    Raises:
+      ValueError: low > high somewhere, an empty set, or NaN.
+    """
+    known = not isinstance(low, Tracer) and not isinstance(high, Tracer)
+    if known and not np.all(np.asarray(low) <= np.asarray(high)):
+        raise ValueError(f"low must be <= high, got low={low!r}, high={high!r}.")
+    return jax.tree.map(
+        lambda x: jnp.clip(x, jnp.asarray(low), jnp.asarray(high)).astype(x.dtype), w
+    )

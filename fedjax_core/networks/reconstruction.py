@@ -1,0 +1,164 @@
+r"""What a neighbour learns about a node's data from the parameters they exchange.
+
+Alice trains with one neighbour, Bob, on the local loss
+:math:`f(w) = w^\top Q_A w + q_A^\top w + c`. Bob picks what he sends, watches what
+comes back, and after d + 1 rounds knows Q_A and q_A exactly: for linear regression the
+second moments of her features and their products with her labels. Comparing these with
+those of known datasets tells where Alice is.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Section 9 and Exercise 9.1.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_core import check
+
+
+class Recovered(NamedTuple):
+    """What there is to know of a loss w'Qw + q'w + c without c.
+
+    Attributes:
+      Q: ``[d, d]`` float64, symmetric.
+      q: ``[d]`` float64.
+    """
+
+    Q: np.ndarray
+    q: np.ndarray
+
+
+def from_fedrelax(
+    sent: ArrayLike, replies: ArrayLike, alpha: float, weight: float = 1.0
+) -> Recovered:
+    r"""Recovers Alice's loss from her answers as a node of FedRelax.
+
+    With one neighbour her update is affine in what that sends,
+
+    .. math::
+
+      w_A = (Q_A + \alpha A I)^{-1} (-q_A / 2 + \alpha A\, w_B) .
+
+    Args:
+      sent: ``[k, d]`` what Bob sent, k >= d + 1.
+      replies: ``[k, d]`` what Alice answered to each.
+      alpha: the strength of GTVMin, > 0.
+      weight: A of their edge, > 0.
+
+    Raises:
+      ValueError: arrays of other shapes, arguments out of range, or fewer than d + 1
+        affinely independent probes.
+
+    References:
+      Jung, Alg. 11 and (123).
+    """
+    check.positive(alpha=alpha, weight=weight)
+    coupling = alpha * weight
+    slope, offset = _affine("sent", sent, "replies", replies)
+    inverse = np.linalg.inv(slope)
+    Q = coupling * (inverse - np.eye(len(slope)))
+    return Recovered((Q + Q.T) / 2, -2 * coupling * inverse @ offset)
+
+
+def from_gradients(points: ArrayLike, gradients: ArrayLike) -> Recovered:
+    """Recovers a quadratic loss from its gradients 2 Q w + q at known points.
+
+    Args:
+      points: ``[k, d]``, k >= d + 1.
+      gradients: ``[k, d]``.
+
+    Raises:
+      ValueError: arrays of other shapes, or fewer than d + 1 affinely independent
+        points.
+    """
+    slope, q = _affine("points", points, "gradients", gradients)
+    return Recovered((slope + slope.T) / 4, q)
+
+
+def fedgd_gradients(
+    sent: ArrayLike, seen: ArrayLike, eta: float, alpha: float, weight: float = 1.0
+) -> np.ndarray:
+    r"""The gradients of Alice's loss that her steps of FedGD give away.
+
+    .. math::
+
+      w_A^{t+1} = w_A^t - \eta \bigl(\nabla f(w_A^t) + 2 \alpha A (w_A^t - w_B^t) \bigr)
+
+    Args:
+      sent: ``[k, d]`` what Bob sent in each round.
+      seen: ``[k + 1, d]`` Alice's parameters, from before the first round on.
+      eta: the learning rate, > 0.
+      alpha: the strength of GTVMin, > 0.
+      weight: A of their edge, > 0.
+
+    Returns:
+      ``[k, d]`` float64, at the points ``seen[:-1]``; for `from_gradients`.
+
+    Raises:
+      ValueError: arrays of other shapes, or arguments out of range.
+
+    References:
+      Jung, Alg. 5 and (130), whose printed operator lacks alpha.
+    """
+    check.positive(eta=eta, alpha=alpha, weight=weight)
+    sent, seen = np.asarray(sent, np.float64), np.asarray(seen, np.float64)
+    if sent.ndim != 2 or seen.shape != (len(sent) + 1, sent.shape[1]):
+        raise ValueError(
+            "sent and seen must have shapes (k, d) and (k + 1, d), got "
+            f"{sent.shape} and {seen.shape}."
+        )
+    before, after = seen[:-1], seen[1:]
+    return (before - after) / eta - 2 * alpha * weight * (before - sent)
+
+
+def nearest(loss: Recovered, Q: ArrayLike, q: ArrayLike) -> int:
+    """Which of the known datasets has the loss that was recovered.
+
+    Args:
+      loss: what Bob recovered.
+      Q: ``[n, d, d]`` of known datasets, second moments of their features, say.
+      q: ``[n, d]`` of the same.
+
+    Returns:
+      The index of the smallest relative difference.
+
+    Raises:
+      ValueError: arrays of other shapes.
+
+    References:
+      Jung, Exercise 9.1, "Where is Alice?".
+    """
+    Q, q = np.asarray(Q, np.float64), np.asarray(q, np.float64)
+    if Q.shape[1:] != loss.Q.shape or q.shape != (len(Q), *loss.q.shape):
+        raise ValueError(
+            f"Q and q must have shapes (n, {loss.Q.shape[0]}, {loss.Q.shape[1]}) and "
+            f"(n, {loss.q.shape[0]}), got {Q.shape} and {q.shape}."
+        )
+    known = np.concatenate([Q.reshape(len(Q), -1), q], 1)
+    found = np.concatenate([loss.Q.ravel(), loss.q])
+    away = np.linalg.norm(known - found, axis=1)
+    return int(np.argmin(away / np.maximum(np.linalg.norm(known, axis=1), 1e-300)))
+
+
+def _affine(
+    x_name: str, x: ArrayLike, y_name: str, y: ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """M ``[d, d]`` and b ``[d]`` of y = M x + b, by least squares."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if x.ndim != 2 or x.shape != y.shape:
+        raise ValueError(
+            f"{x_name} and {y_name} must have shape (k, d), got {x.shape} and "
+            f"{y.shape}."
+        )
+    d = x.shape[1]
+    centred = x - x.mean(0)
+    rank = np.linalg.matrix_rank(centred) if len(x) else 0
+    if rank < d:
+        raise ValueError(
+            f"{x_name} must hold {d + 1} affinely independent points for {d} "
+            f"parameters, got {rank + 1}."
+        )
+    slope = np.linalg.lstsq(centred, y - y.mean(0), rcond=None)[0].T
+    return slope, y.mean(0) - slope @ x.mean(0)

@@ -1,0 +1,239 @@
+r"""The Laplacian of a network: its spectrum, components and consensus subspace.
+
+The eigenvalues :math:`0 = \lambda_1 \le \lambda_2 \le \dots \le \lambda_n` of
+:math:`L_G` say how well a network pools: with the mean row :math:`\bar w`,
+
+.. math::
+
+  \lambda_2 \|W - 1 \bar w^\top\|_F^2 \le \sum_{\{i,j\}} A_{ij} \|w_i - w_j\|^2
+  \le \lambda_n \|W - 1 \bar w^\top\|_F^2 .
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 3.2, 5.10 and 7.1.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from fedjax_core import check
+from fedjax_core.networks.graph import Graph, degree
+from fedjax_core.types import PyTree
+
+# Up to here a dense eigendecomposition takes well under a second.
+_DENSE = 512
+
+
+class Extremes(NamedTuple):
+    """Two eigenvalues of a Laplacian.
+
+    Attributes:
+      second: lambda_2, the algebraic connectivity, > 0 iff the network is connected.
+      largest: lambda_n.
+    """
+
+    second: float
+    largest: float
+
+
+def laplacian_matrix(graph: Graph) -> jax.Array:
+    """L_G = diag(deg) - A, ``[n, n]``; for small networks."""
+    A = graph.dense()
+    return jnp.diag(A.sum(1)) - A
+
+
+def eigenvalues(graph: Graph) -> jax.Array:
+    """All eigenvalues of L_G, ascending, ``[n]``; for small networks.
+
+    References:
+      Jung, (39).
+    """
+    return jnp.linalg.eigvalsh(laplacian_matrix(graph))
+
+
+def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
+    """lambda_2 and lambda_n, in float64 on the host, from products with L_G alone.
+
+    Up to 512 nodes a dense decomposition, above it Lanczos: on L_G for lambda_n, and on
+    2 d_max I - L_G without the constant vector for lambda_2, where lambda_n <= 2 d_max
+    makes the shift safe. Its error is in proportion to lambda_n, and a tiny lambda_2,
+    as of a long chain, takes many products.
+
+    Args:
+      graph: n >= 2.
+      tol: relative accuracy of Lanczos; 0 is as accurate as it gets.
+
+    Raises:
+      ValueError: a single node, which has no second eigenvalue.
+      scipy.sparse.linalg.ArpackNoConvergence: Lanczos gave up.
+
+    References:
+      Jung, (40), (41) and (136).
+    """
+    n = graph.num_nodes
+    if n < 2:
+        raise ValueError(f"graph must have at least 2 nodes, got {n}.")
+    A = _adjacency(graph)
+    deg = np.asarray(A.sum(1)).ravel()
+    if n <= _DENSE:
+        values = np.linalg.eigvalsh(np.diag(deg) - A.toarray())
+        return Extremes(max(0.0, float(values[1])), float(values[-1]))
+    shift = 2 * float(deg.max())
+    if not shift:
+        return Extremes(0.0, 0.0)
+
+    def product(v):
+        return deg * v - A @ v
+
+    def shifted(v):
+        v = v - v.mean()
+        v = shift * v - product(v)
+        return v - v.mean()
+
+    start = np.random.default_rng(0).standard_normal(n)
+
+    def largest(f):
+        operator = LinearOperator((n, n), matvec=f, dtype=start.dtype)  # pyright: ignore[reportCallIssue]
+        return float(
+            eigsh(
+                operator,
+                k=1,
+                which="LA",
+                v0=start,
+                tol=tol,  # pyright: ignore[reportArgumentType]
+                ncv=40,
+                maxiter=100 * n,
+                return_eigenvectors=False,
+            )[0]
+        )
+
+    return Extremes(max(0.0, shift - largest(shifted)), largest(product))
+
+
+def largest_bound(graph: Graph) -> jax.Array:
+    """2 d_max, an upper bound on lambda_n; tight for even cycles (Jung, (136))."""
+    return 2 * degree(graph).max()
+
+
+def connectivity_bound(graph: Graph) -> jax.Array:
+    """An upper bound on lambda_2, n / (n - 1) min_i deg_i; tight if complete.
+
+    Raises:
+      ValueError: a single node.
+
+    References:
+      Jung, Prop. 7.1.
+    """
+    n = graph.num_nodes
+    if n < 2:
+        raise ValueError(f"graph must have at least 2 nodes, got {n}.")
+    return n / (n - 1) * degree(graph).min()
+
+
+def connectivity_vector(num_nodes: int, node: int) -> jax.Array:
+    """The unit vector that proves `connectivity_bound`, ``[n]``.
+
+    sqrt(n / (n - 1)) (e_i - 1 / n) sums to zero, and its quadratic form of L_G is
+    n / (n - 1) deg_i.
+
+    Raises:
+      ValueError: num_nodes < 2 or no such node.
+    """
+    if num_nodes < 2:
+        raise ValueError(f"num_nodes must be >= 2, got {num_nodes}.")
+    check.in_range(0, num_nodes - 1, node=node)
+    e = jnp.zeros(num_nodes).at[node].set(1.0)
+    return (num_nodes / (num_nodes - 1)) ** 0.5 * (e - 1 / num_nodes)
+
+
+def expected_laplacian(num_nodes: int, p: float) -> jax.Array:
+    """E L_G of `graphs.erdos_renyi`, n p I - p 11', ``[n, n]``.
+
+    Its eigenvalues are 0 and, n - 1 times, n p. That lambda_2 of a drawn network comes
+    close to n p, and n p to its largest degree, holds for n to infinity only.
+
+    References:
+      Jung, Section 7.1.
+    """
+    check.positive_int(num_nodes=num_nodes)
+    check.in_range(0, 1, p=p)
+    return num_nodes * p * jnp.eye(num_nodes) - p
+
+
+def components(graph: Graph) -> np.ndarray:
+    """The connected component of every node, ``[n]`` int32 from 0 on.
+
+    Only edges of positive weight connect. Runs on the host, so weights may not be
+    traced.
+    """
+    return csgraph.connected_components(_adjacency(graph), directed=False)[1]
+
+
+def check_connected(graph: Graph) -> None:
+    """Raises ValueError unless the network is connected."""
+    count = int(components(graph).max()) + 1
+    if count > 1:
+        raise ValueError(
+            f"graph must be connected by edges of positive weight, got {count} "
+            "components."
+        )
+
+
+def null_space(graph: Graph) -> jax.Array:
+    """An orthonormal basis of the null space of L_G, ``[n, components]``.
+
+    The normalised indicators of the components; one of many bases where there are
+    several (Jung, Exercise 3.4).
+    """
+    label = components(graph)
+    indicator = label[:, None] == np.arange(label.max() + 1)
+    return jnp.asarray(indicator / np.sqrt(indicator.sum(0)), graph.weight.dtype)
+
+
+def project_consensus(W: PyTree) -> PyTree:
+    """P_S W: the mean row in every row, leaves ``[n, ...]`` (Jung, (45))."""
+    return jax.tree.map(
+        lambda w: jnp.broadcast_to(w.mean(0, keepdims=True), w.shape), W
+    )
+
+
+def project_deviation(W: PyTree) -> PyTree:
+    """W - P_S W, what is left of every row without the mean row."""
+    return jax.tree.map(lambda w: w - w.mean(0, keepdims=True), W)
+
+
+def walk_counts(graph: Graph, steps: int) -> np.ndarray:
+    """How many walks of so many steps lead from i to j, ``[n, n]`` int64.
+
+    Every edge of positive weight counts as one. The book says "paths", but a walk may
+    come back to a node.
+
+    Raises:
+      ValueError: steps < 0.
+      OverflowError: a count beyond int64.
+
+    References:
+      Jung, Exercise 3.14.
+    """
+    if steps < 0:
+        raise ValueError(f"steps must be >= 0, got {steps}.")
+    A = _adjacency(graph).toarray() > 0
+    about = np.linalg.matrix_power(A.astype(np.float64), steps)
+    if about.max() >= 2**62:
+        raise OverflowError(f"walks of {steps} steps are too many for int64.")
+    return np.linalg.matrix_power(A.astype(np.int64), steps)
+
+
+def _adjacency(graph: Graph) -> sparse.csr_array:
+    """Edges of positive weight in float64, by SciPy."""
+    weight = np.asarray(graph.weight, np.float64)
+    i, j = (np.asarray(x)[weight > 0] for x in (graph.head, graph.tail))
+    weight = weight[weight > 0]
+    return sparse.csr_array(
+        (np.r_[weight, weight], (np.r_[i, j], np.r_[j, i])), (graph.num_nodes,) * 2
+    )

@@ -1,0 +1,260 @@
+r"""How much models differ along the edges of a network.
+
+A penalty :math:`\phi(w_i - w_j)` compares parameters, a discrepancy compares what two
+models predict on a test set that both ends of an edge know. The generalised total
+variation is :math:`\sum_{\{i,j\}} A_{ij} \phi(w_i - w_j)`.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 3.1, 3.3 and 6.5.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.networks.graph import Graph, edge_diff
+from fedjax_core.types import PyTree
+
+
+class Penalty(NamedTuple):
+    """A penalty phi(u) = phi(-u) of the differences along edges; call it.
+
+    Attributes:
+      value: ``leaves [E, ...] -> [E]``.
+      dual_norm: the same for the dual of the norm that phi is; None if phi is none.
+    """
+
+    value: Callable[[PyTree], jax.Array]
+    dual_norm: Callable[[PyTree], jax.Array] | None = None
+
+    def __call__(self, difference: PyTree) -> jax.Array:
+        """Evaluates phi on every edge."""
+        return self.value(difference)
+
+
+def squared(strengths: PyTree = 1.0) -> Penalty:
+    """The sum over leaves of a times ||u||^2, what the book means by default.
+
+    Args:
+      strengths: a >= 0, one number for all leaves or a prefix of W's tree; a leaf of
+        strength 0 is personal.
+
+    Raises:
+      ValueError: a negative or non-finite strength.
+
+    References:
+      Jung, (33) and, for several strengths, (149).
+    """
+    for a in jax.tree.leaves(strengths):
+        check.non_negative(strengths=a)
+
+    def value(u):
+        return _total(
+            jax.tree.map(
+                lambda a, v: (
+                    a * _total(jax.tree.map(lambda x: (_flat(x) ** 2).sum(1), v))
+                ),
+                strengths,
+                u,
+            )
+        )
+
+    return Penalty(value)
+
+
+def l2() -> Penalty:
+    """||u||_2 over all leaves together; its gradient at 0 is taken as 0."""
+    return lp(2.0)
+
+
+def lp(p: float) -> Penalty:
+    """||u||_p over all leaves together; its gradient at 0 is taken as 0.
+
+    Its dual is the norm of q with 1 / p + 1 / q = 1.
+
+    Args:
+      p: >= 1, `math.inf` included.
+
+    Raises:
+      ValueError: p < 1 or NaN.
+    """
+    if not p >= 1:
+        raise ValueError(f"p must be >= 1, got {p!r}.")
+    q = 1.0 if p == math.inf else math.inf if p == 1 else p / (p - 1)
+    return Penalty(lambda u: _norm(u, p), lambda u: _norm(u, q))
+
+
+def blocks(parts: Mapping[str, tuple[ArrayLike, Penalty]]) -> Penalty:
+    """The sum over blocks of parameters of a times a penalty of that block alone.
+
+    Args:
+      parts: for every key of W, a mapping, the block's strength a >= 0, which may be
+        traced, and its penalty. Strength 0 keeps a block personal.
+
+    Raises:
+      ValueError: a negative or non-finite strength and, when called, other keys.
+
+    References:
+      Jung, (149).
+    """
+    for a, _ in parts.values():
+        check.non_negative(strength=a)
+
+    def value(u):
+        if set(u) != set(parts):
+            raise ValueError(
+                f"the blocks of W must be {sorted(parts)}, got {sorted(u)}."
+            )
+        return _total([a * penalty(u[key]) for key, (a, penalty) in parts.items()])
+
+    return Penalty(value)
+
+
+def weighted_sum(*terms: tuple[ArrayLike, Penalty]) -> Penalty:
+    """a_1 phi_1 + a_2 phi_2 + ..., all of the same differences.
+
+    Raises:
+      ValueError: no terms, or a negative or non-finite strength.
+    """
+    if not terms:
+        raise ValueError("terms must be at least one (strength, penalty).")
+    for a, _ in terms:
+        check.non_negative(strength=a)
+    return Penalty(lambda u: _total([a * penalty(u) for a, penalty in terms]))
+
+
+def gtv(graph: Graph, W: PyTree, penalty: Callable | None = None) -> jax.Array:
+    """The generalised total variation, every undirected edge once; a scalar.
+
+    Args:
+      graph: n nodes.
+      W: leaves ``[n, ...]``.
+      penalty: by default `squared`.
+
+    References:
+      Jung, (34).
+    """
+    return (graph.weight * (penalty or squared())(edge_diff(graph, W))).sum()
+
+
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+"""``(predictions, labels) -> losses``, example by example, ``[..., m]``."""
+
+
+def squared_error(prediction: jax.Array, label: jax.Array) -> jax.Array:
+    """(prediction - label)^2."""
+    return (prediction - label) ** 2
+
+
+def prediction_discrepancy(
+    ours: jax.Array,
+    theirs: jax.Array,
+    loss: Loss = squared_error,
+    mask: jax.Array | None = None,
+) -> jax.Array:
+    """How far two models' predictions on the same test sets are apart, ``[...]``.
+
+    Each model's predictions are labels for the other, and the two mean losses are
+    averaged, so that the value is the same from both ends. It needs nothing but the
+    predictions, which is all that has to cross a link (Jung, Exercise 3.8).
+
+    Args:
+      ours: ``[..., m]`` predictions of a model.
+      theirs: the same of the other.
+      loss: of predictions against labels.
+      mask: bool ``[..., m]``, the test points that exist; an edge without any has
+        discrepancy 0.
+
+    References:
+      Jung, (31) and (64).
+    """
+    apart = (loss(ours, theirs) + loss(theirs, ours)) / 2
+    if mask is None:
+        return apart.mean(-1)
+    mask = jnp.broadcast_to(mask, apart.shape)
+    return jnp.where(mask, apart, 0).sum(-1) / jnp.maximum(mask.sum(-1), 1)
+
+
+def discrepancy(
+    graph: Graph,
+    predict: Callable[[PyTree, Any], jax.Array],
+    W: PyTree,
+    test_sets: PyTree,
+    loss: Loss = squared_error,
+    mask: jax.Array | None = None,
+    shared: bool = False,
+) -> jax.Array:
+    """How far the predictions at the ends of every edge are apart, ``[E]``.
+
+    Args:
+      graph: E edges.
+      predict: ``(w, x) -> [m]``, predictions of one model for a test set.
+      W: leaves ``[n, ...]``.
+      test_sets: leaves ``[E, m, ...]``, those of the edges in the order of the graph.
+        With `shared`, ``[m, ...]``, one for all edges, which every node predicts once.
+      loss: of predictions against labels.
+      mask: bool ``[E, m]``, the test points that exist; ``[m]`` with `shared`.
+      shared: whether all edges use the same test set.
+
+    Raises:
+      ValueError: test sets of another number than the edges.
+
+    References:
+      Jung, (31) and (64).
+    """
+    if shared:
+        predicted = jax.vmap(predict, (0, None))(W, test_sets)
+        ours, theirs = predicted[graph.head], predicted[graph.tail]
+    else:
+        for leaf in jax.tree.leaves(test_sets):
+            if leaf.shape[0] != graph.num_edges:
+                raise ValueError(
+                    f"test_sets must have one row per edge, {graph.num_edges}, got "
+                    f"shape {leaf.shape}."
+                )
+        ours, theirs = (
+            jax.vmap(predict)(jax.tree.map(lambda w: w[end], W), test_sets)  # noqa: B023
+            for end in (graph.head, graph.tail)
+        )
+    return prediction_discrepancy(ours, theirs, loss, mask)
+
+
+def exact_test_set(num_features: int) -> np.ndarray:
+    """A test set on which the discrepancy of linear models is ||w_i - w_j||^2.
+
+    The d points sqrt(d) e_1, ..., sqrt(d) e_d, ``[d, d]`` float64; a Gaussian sample
+    comes to the same only as it grows (Jung, Exercise 3.7).
+    """
+    check.positive_int(num_features=num_features)
+    return np.sqrt(num_features) * np.eye(num_features)
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0], -1)
+
+
+def _total(tree: PyTree) -> jax.Array:
+    return functools.reduce(jnp.add, jax.tree.leaves(tree))
+
+
+def _norm(u: PyTree, p: float) -> jax.Array:
+    """The norm of p of every row over all leaves together."""
+    rows = jnp.concatenate([_flat(x) for x in jax.tree.leaves(u)], 1)
+    size = rows * jnp.sign(rows)  # like abs, but with slope 0 at 0
+    if p == math.inf:
+        return size.max(1)
+    if p == 1:
+        return size.sum(1)
+    # Powers of ratios neither overflow nor lose the small; the root of 0 has no slope.
+    scale = jax.lax.stop_gradient(size.max(1))
+    scale = jnp.where((scale > 0) & jnp.isfinite(scale), scale, 1)
+    power = ((size / scale[:, None]) ** p).sum(1)
+    root = jnp.where(power > 0, power, 1) ** (1 / p)
+    return jnp.where(power > 0, scale * root, 0 * power)

@@ -1,0 +1,209 @@
+"""The operations on networks against dense matrices, and what `Graph` refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core import client_mesh
+from fedjax_core.networks import graph, graphs
+from fedjax_core.networks.graph import Graph
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def dense_random(n, p, seed=0):
+    rng = np.random.default_rng(seed)
+    A = np.triu(rng.random((n, n)) * (rng.random((n, n)) < p), 1)
+    return A + A.T
+
+
+# No edge at all; one width; several widths and nodes of more neighbours than a row.
+@pytest.mark.parametrize(
+    ("n", "p", "small"), [(1, 0.0, 2**14), (6, 0.5, 2**14), (20, 0.3, 0)]
+)
+def test_TG7_operations_equal_dense_matrices(n, p, small, monkeypatch):
+    monkeypatch.setattr(graph, "_SMALL", small)
+    monkeypatch.setattr(graph, "_WIDTHS", (1, 2, 4))
+    A = dense_random(n, p)
+    L = np.diag(A.sum(1)) - A
+    network = Graph.from_dense(A)
+    rng = np.random.default_rng(1)
+    W = {"a": rng.standard_normal((n, 3)), "b": rng.standard_normal(n)}
+    edge = (np.asarray(network.head), np.asarray(network.tail))
+    D = np.zeros((network.num_edges, n))
+    D[np.arange(len(D)), edge[1]], D[np.arange(len(D)), edge[0]] = 1, -1
+
+    @jax.jit
+    def everything(network, W):
+        U = graph.edge_diff(network, W)
+        by_node = {
+            "laplacian": graph.laplacian(network, W),
+            "neighbours": graph.neighbour_sum(network, W),
+            "scattered": graph.edge_scatter(network, U),
+        }
+        counts = (graph.degree(network), graph.num_neighbours(network))
+        return U, by_node, counts, network.dense(), graph.messages(network, W)
+
+    U, by_node, counts, dense, (received, weight) = everything(network, W)
+    np.testing.assert_allclose(dense, A)
+    np.testing.assert_allclose(counts[0], A.sum(1))
+    np.testing.assert_array_equal(counts[1], (A > 0).sum(1))
+    for name, w in W.items():
+        np.testing.assert_allclose(U[name], D @ w, atol=1e-12)
+        for of, M in (("laplacian", L), ("neighbours", A), ("scattered", D.T @ D)):
+            np.testing.assert_allclose(by_node[of][name], M @ w, atol=1e-12)
+    np.testing.assert_allclose(
+        (weight[..., None] * received["a"]).sum(1), A @ W["a"], atol=1e-12
+    )
+
+
+def test_TG1_quadratic_form_is_the_total_variation():
+    A = dense_random(30, 0.3)
+    network = Graph.from_dense(A)
+    for d in (1, 4):
+        W = np.random.default_rng(d).standard_normal((30, d))
+        apart = ((W[:, None] - W[None]) ** 2).sum(-1)
+        expected = (A * apart).sum() / 2
+        form = (W * graph.laplacian(network, jnp.asarray(W))).sum()
+        np.testing.assert_allclose(form, expected, rtol=1e-9)
+
+
+def test_laplacian_of_equal_rows_is_exactly_zero_in_float32():
+    network = graphs.erdos_renyi(50, 0.9)
+    network = network.with_weight(network.weight.astype(jnp.float32) * 0.1)
+    W = jnp.full((50, 2), 1 / 3, jnp.float32)
+    assert not np.asarray(graph.laplacian(network, W)).any()
+
+
+def test_transforms_reach_weights_and_rows():
+    A = dense_random(20, 0.5)
+    L = np.diag(A.sum(1)) - A
+    network = Graph.from_dense(A)
+    W = jnp.asarray(np.random.default_rng(0).standard_normal((20, 2)))
+
+    def energy(weight, W):
+        return (W * graph.laplacian(network.with_weight(weight), W)).sum()
+
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(energy, 1))(network.weight, W), 2 * L @ W, atol=1e-10
+    )
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(energy))(network.weight, W),
+        (graph.edge_diff(network, W) ** 2).sum(1),
+        atol=1e-10,
+    )
+    scales = jnp.asarray([0.0, 1.0, 3.0])
+    swept = jax.jit(jax.vmap(lambda s: energy(s * network.weight, W)))(scales)
+    np.testing.assert_allclose(swept, scales * (W * (L @ W)).sum(), rtol=1e-10)
+
+
+def test_directed_edges_are_sorted_by_receiver():
+    network = Graph.from_edges([(3, 1), (0, 2), (2, 1)], [1.0, 2.0, 3.0], 5)
+    assert network.target.tolist() == [0, 1, 1, 2, 2, 3]
+    assert network.source.tolist() == [2, 2, 3, 0, 1, 1]
+    assert network.edge.tolist() == [1, 2, 0, 1, 2, 0]
+    assert network.start.tolist() == [0, 1, 3, 5, 6, 6]
+    assert network.head.tolist() == [1, 0, 1]
+    assert network.tail.tolist() == [3, 2, 2]
+
+
+def test_a_node_never_reads_one_that_it_does_not_know():
+    # Nodes 0 to 4 form a chain; 5 has diverged and knows 4 only.
+    network = graphs.chain(6)
+    W = jnp.ones((6, 1)).at[5].set(jnp.nan)
+    for operation in (graph.laplacian, graph.neighbour_sum):
+        assert np.isfinite(operation(network, W)).ravel().tolist()[:4] == [True] * 4
+    received, _ = graph.messages(network, W)
+    assert np.isfinite(received[:4]).all()
+
+
+def test_a_hub_costs_what_its_edges_cost():
+    network = graphs.star(5_000)
+    slots = sum(table.source.size for table in network.tables)
+    assert slots <= 2.1 * network.num_edges
+    W = jnp.arange(5_000.0)[:, None]
+    np.testing.assert_allclose(
+        graph.neighbour_sum(network, W)[:, 0], np.r_[4_999 * 2_500, np.zeros(4_999)]
+    )
+    with pytest.raises(ValueError, match="5000 nodes x 4999 slots"):
+        graph.messages(network, W)
+
+
+def test_features_split_over_devices_give_the_same():
+    mesh = client_mesh()
+    assert mesh is not None
+    network = graphs.erdos_renyi(64, 0.1)
+    W = jnp.asarray(np.random.default_rng(0).standard_normal((64, 16)))
+    nodes = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("clients"))
+    step = jax.jit(graph.over_features(graph.laplacian, mesh))
+    result = step(network, jax.device_put(W, nodes))
+    np.testing.assert_array_equal(result, graph.laplacian(network, W))
+    assert result.sharding.is_equivalent_to(nodes, 2)
+    text = step.lower(network, jax.device_put(W, nodes)).compile().as_text()
+    assert text is not None
+    assert "all-to-all" in text
+    assert "all-gather" not in text
+    assert graph.over_features(graph.laplacian, None) is graph.laplacian
+
+
+def test_float32_by_default():
+    with jax.enable_x64(False):
+        network = graphs.chain(3)
+        assert network.weight.dtype == jnp.float32
+        assert graph.laplacian(network, jnp.ones(3)).dtype == jnp.float32
+    assert graphs.chain(3).weight.dtype == jnp.float64
+    W = jnp.ones(3, jnp.float32)
+    assert graph.laplacian(graphs.chain(3), W).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("edges", "weight", "n", "message"),
+    [
+        ([(0, 1), (2, 2)], 1.0, None, "self-loop of node 2 as edge 1"),
+        ([(0, 1), (1, 0)], 1.0, None, r"once, got \(1, 0\) again as edge 1"),
+        ([(0, 3)], 1.0, 3, r"nodes in 0\.\.2, got \(0, 3\)"),
+        ([(-1, 0)], 1.0, None, r"got \(-1, 0\)"),
+        ([(0, 1)], -1.0, None, "finite and >= 0, got -1.0 for edge 0"),
+        ([(0, 1)], np.nan, None, "got nan"),
+        ([(0, 1)], np.inf, None, "got inf"),
+        ([(0, 1)], [1.0, 2.0], None, "one number or one per edge"),
+        ([(0, 1)], 1.0, 0, "num_nodes must be >= 1, got 0"),
+        ([(0, 1, 2)], 1.0, None, r"shape \(E, 2\)"),
+    ],
+)
+def test_bad_edges(edges, weight, n, message):
+    with pytest.raises(ValueError, match=message):
+        Graph.from_edges(edges, weight, n)
+
+
+def test_weights_that_overflow_float32_are_refused():
+    with jax.enable_x64(False), pytest.raises(ValueError, match="got inf"):
+        Graph.from_edges([(0, 1)], 1e300)
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "message"),
+    [
+        ([[0, 1]], "square"),
+        ([[0, 1], [2, 0]], "symmetric, got 1 from 0 to 1 and 2 back"),
+        ([[1, 0], [0, 0]], "zero diagonal, got 1 for node 0"),
+        ([[0.0, np.nan], [np.nan, 0.0]], "symmetric"),
+        ([[0, -1], [-1, 0]], ">= 0, got -1"),
+    ],
+)
+def test_bad_adjacency(adjacency, message):
+    with pytest.raises(ValueError, match=message):
+        Graph.from_dense(adjacency)
+
+
+def test_floats_are_no_nodes_and_ints_no_parameters():
+    with pytest.raises(TypeError, match="edges must be ints"):
+        Graph.from_edges([(0.0, 1.0)])
+    for operation in (graph.laplacian, graph.neighbour_sum):
+        with pytest.raises(TypeError, match="W must be floats"):
+            operation(graphs.chain(3), jnp.arange(3))

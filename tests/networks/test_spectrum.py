@@ -1,0 +1,238 @@
+"""Laplacian spectra against closed forms; components, projections and walks."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_core.networks import graph, graphs, spectrum, variation
+from fedjax_core.networks.graph import Graph
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def random_weights(network, seed=0):
+    weight = np.random.default_rng(seed).random(network.num_edges)
+    return network.with_weight(jnp.asarray(weight))
+
+
+def laplacian_matrix(network):
+    """Edge by edge in NumPy, apart from `Graph.dense`."""
+    L = np.zeros((network.num_nodes,) * 2)
+    for i, j, a in zip(
+        *(np.asarray(x) for x in (network.head, network.tail, network.weight)),
+        strict=True,
+    ):
+        L[[i, j, i, j], [i, j, j, i]] += [a, a, -a, -a]
+    return L
+
+
+def values(network):
+    return np.linalg.eigvalsh(laplacian_matrix(network))
+
+
+def test_TG2_known_spectra():
+    n = 8
+    chain = 2 - 2 * np.cos(np.pi * np.arange(n) / n)
+    cases = [
+        (graphs.complete(n), np.r_[0, np.full(n - 1, n)]),
+        (graphs.star(n), np.r_[0, np.ones(n - 2), n]),
+        (graphs.chain(n), chain),
+        (Graph.from_edges([(0, 1), (0, 2)]), np.r_[0, 1, 3]),
+    ]
+    for network, expected in cases:
+        np.testing.assert_allclose(spectrum.eigenvalues(network), expected, atol=1e-12)
+        second, largest = spectrum.extremes(network)
+        np.testing.assert_allclose([second, largest], expected[[1, -1]], atol=1e-12)
+    # Footnote 23: a pendant node keeps lambda_2 at 1.
+    for c in (2, 3, 7):
+        second = spectrum.extremes(graphs.clique_plus_pendant(c)).second
+        np.testing.assert_allclose(second, 1, atol=1e-12)
+
+
+def test_lanczos_finds_the_same_eigenvalues():
+    n = 600
+    for network, second, largest in (
+        (graphs.star(n), 1, n),
+        (graphs.complete(n), n, n),
+        (graphs.cycle(n), 2 - 2 * np.cos(2 * np.pi / n), 4),
+        (graphs.stochastic_block([300, 300], 0.0, 0.0), 0, 0),
+    ):
+        np.testing.assert_allclose(
+            spectrum.extremes(network), (second, largest), rtol=1e-8, atol=1e-10
+        )
+    network = random_weights(graphs.stochastic_block([300, 300], 0.05, 0.002))
+    np.testing.assert_allclose(
+        spectrum.extremes(network), values(network)[[1, -1]], rtol=1e-8
+    )
+
+
+def test_TG3_inequalities_on_random_networks():
+    """T-G3, T-L2: 200 networks; the bounds of Prop. 7.1 and of the largest degree."""
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(2, 12))
+        A = np.triu(rng.random((n, n)) * (rng.random((n, n)) < rng.random()), 1)
+        L = np.diag((A + A.T).sum(1)) - A - A.T
+        second, largest = np.linalg.eigvalsh(L)[[1, -1]]
+        network = Graph.from_dense(A + A.T)
+        np.testing.assert_allclose(
+            spectrum.extremes(network), (max(second, 0), largest), atol=1e-9
+        )
+        deg = np.diagonal(L)
+        assert second <= n / (n - 1) * deg.min() + 1e-9
+        assert largest <= 2 * deg.max() + 1e-9
+        W = rng.standard_normal((n, 2))
+        apart = ((W - W.mean(0)) ** 2).sum()
+        gtv = (W * (L @ W)).sum()
+        assert second * apart - 1e-9 <= gtv <= largest * apart + 1e-9
+
+
+def test_bounds_are_those_of_the_degrees_and_tight():
+    """T-L2 equality for complete networks; Exercise 3.1 equality for even cycles."""
+    complete, cycle = graphs.complete(6), graphs.cycle(6)
+    np.testing.assert_allclose(spectrum.connectivity_bound(complete), 6)
+    np.testing.assert_allclose(spectrum.extremes(complete).second, 6)
+    np.testing.assert_allclose(spectrum.largest_bound(cycle), 4)
+    np.testing.assert_allclose(spectrum.extremes(cycle).largest, 4)
+    # Exercise 3.1: a chain comes close to 2 d_max = 4.
+    for n, expected in ((10, 3.902), (100, 3.99901)):
+        largest = spectrum.extremes(graphs.chain(n)).largest
+        np.testing.assert_allclose(largest, expected, atol=5e-4 if n == 10 else 5e-6)
+    network = random_weights(graphs.erdos_renyi(9, 0.6))
+    L, deg = laplacian_matrix(network), graph.degree(network)
+    np.testing.assert_allclose(
+        spectrum.connectivity_bound(network), 9 / 8 * deg.min(), rtol=1e-12
+    )
+    for node in range(9):
+        v = np.asarray(spectrum.connectivity_vector(9, node))
+        np.testing.assert_allclose([v @ v, v.sum()], [1, 0], atol=1e-12)
+        np.testing.assert_allclose(v @ L @ v, 9 / 8 * deg[node], rtol=1e-9)
+    with pytest.raises(ValueError, match="num_nodes must be >= 2"):
+        spectrum.connectivity_vector(1, 0)
+    with pytest.raises(ValueError, match="node must be in"):
+        spectrum.connectivity_vector(3, 3)
+    for bound in (spectrum.connectivity_bound, spectrum.extremes):
+        with pytest.raises(ValueError, match="at least 2 nodes"):
+            bound(graphs.chain(1))
+
+
+def test_TG4_an_edge_never_lowers_the_second_eigenvalue():
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(3, 10))
+        pairs = rng.permutation(list(itertools.combinations(range(n), 2)))
+        L, before = np.zeros((n, n)), 0.0
+        for i, j in pairs:
+            e = np.zeros(n)
+            e[i], e[j] = 1, -1
+            L += rng.random() * np.outer(e, e)
+            after = np.linalg.eigvalsh(L)[1]
+            assert after >= before - 1e-9
+            before = after
+
+
+def propagate_labels(A):
+    label = np.arange(len(A))
+    while True:
+        reach = np.where((A > 0) | np.eye(len(A), dtype=bool), label[None], len(A))
+        if (reach.min(1) == label).all():
+            return label
+        label = reach.min(1)
+
+
+def test_TG5_null_space_dimension_is_the_number_of_components():
+    for seed in range(30):
+        network = random_weights(graphs.erdos_renyi(14, 0.1, seed), seed)
+        L = laplacian_matrix(network)
+        expected = propagate_labels(-L + np.diag(np.diagonal(L)))
+        found = spectrum.components(network)
+        assert len(set(zip(expected, found, strict=True))) == len(set(expected))
+        count = len(set(found.tolist()))
+        assert count == len(set(expected.tolist()))
+        assert (np.linalg.eigvalsh(L) < 1e-9).sum() == count
+        basis = np.asarray(spectrum.null_space(network))
+        assert basis.shape == (14, count)
+        np.testing.assert_allclose(L @ basis, 0, atol=1e-12)
+        np.testing.assert_allclose(basis.T @ basis, np.eye(count), atol=1e-12)
+    with pytest.raises(ValueError, match="2 components"):
+        spectrum.check_connected(graphs.stochastic_block([2, 2], 1.0, 0.0))
+    spectrum.check_connected(graphs.chain(3))
+
+
+def test_TG6_walks_by_enumeration():
+    network = graphs.clique_plus_pendant(3).with_weight(jnp.asarray([0.5, 2, 1, 1]))
+    A = np.asarray(network.dense()) > 0
+    for steps in range(5):
+        expected = np.zeros((4, 4), int)
+        for walk in itertools.product(range(4), repeat=steps + 1):
+            expected[walk[0], walk[-1]] += all(
+                A[i, j] for i, j in itertools.pairwise(walk)
+            )
+        np.testing.assert_array_equal(spectrum.walk_counts(network, steps), expected)
+    with pytest.raises(OverflowError):
+        spectrum.walk_counts(graphs.complete(10), 25)
+    with pytest.raises(ValueError, match="steps must be >= 0"):
+        spectrum.walk_counts(network, -1)
+
+
+def test_TG8_missing_pairs_at_weight_zero_change_nothing():
+    network = random_weights(graphs.stochastic_block([4, 3], 0.8, 0.0, seed=1))
+    i, j = np.triu_indices(7, 1)
+    full = Graph.from_edges(np.stack([i, j], 1), np.asarray(network.dense())[i, j])
+    assert full.num_edges == 21 > network.num_edges
+    W = jnp.asarray(np.random.default_rng(0).standard_normal((7, 2)))
+    for operation in (graph.laplacian, graph.neighbour_sum, variation.gtv):
+        np.testing.assert_allclose(
+            operation(full, W), operation(network, W), rtol=1e-9, atol=1e-12
+        )
+    for of in (graph.num_neighbours, spectrum.components):
+        np.testing.assert_array_equal(of(full), of(network))
+    np.testing.assert_allclose(spectrum.extremes(full), spectrum.extremes(network))
+    # GTVMin of least squares, (Q + alpha L) w = -q / 2, has the same solution.
+    y = np.arange(7.0)
+    solutions = [
+        np.linalg.solve(np.eye(7) + np.asarray(spectrum.laplacian_matrix(g)), y)
+        for g in (network, full)
+    ]
+    np.testing.assert_allclose(*solutions, rtol=1e-9)
+
+
+def test_TG9_projections_split_every_network_of_models():
+    rng = np.random.default_rng(0)
+    W = {"a": rng.standard_normal((5, 3)), "b": rng.standard_normal(5)}
+    mean, rest = spectrum.project_consensus(W), spectrum.project_deviation(W)
+    for k, w in W.items():
+        np.testing.assert_allclose(mean[k] + rest[k], w, atol=1e-12)
+        np.testing.assert_allclose(mean[k], np.broadcast_to(w.mean(0), w.shape))
+        np.testing.assert_allclose((mean[k] * rest[k]).sum(), 0, atol=1e-12)
+        np.testing.assert_allclose(
+            (w**2).sum(), (mean[k] ** 2).sum() + (rest[k] ** 2).sum(), rtol=1e-9
+        )
+    again = spectrum.project_consensus(mean)
+    np.testing.assert_allclose(again["a"], mean["a"], atol=1e-12)
+
+
+def test_TL1_expected_laplacian():
+    n, p, draws = 6, 0.4, 4_000
+    expected = np.asarray(spectrum.expected_laplacian(n, p))
+    np.testing.assert_allclose(
+        np.linalg.eigvalsh(expected), np.r_[0, np.full(n - 1, n * p)], atol=1e-12
+    )
+    rng, total = np.random.default_rng(0), np.zeros((n, n))
+    for _ in range(draws):
+        i, j = graphs._random_pairs(n, p, rng)
+        np.add.at(total, (i, j), -1)
+    mean = (total + total.T) / draws
+    np.fill_diagonal(mean, -mean.sum(1))
+    # 15 frequencies and 6 degrees within 5 standard errors: false alarms below 2e-5.
+    error = np.sqrt(p * (1 - p) / draws)
+    off = ~np.eye(n, dtype=bool)
+    assert (np.abs(mean - expected)[off] < 5 * error).all()
+    assert (np.abs(np.diagonal(mean - expected)) < 5 * error * np.sqrt(n - 1)).all()
