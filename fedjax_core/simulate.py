@@ -124,7 +124,8 @@ def simulate(
         directory and compared when resuming.
       execution: how cohorts run, by default decided from the devices.
       feed: "device" keeps the population's examples on the devices; "host" ships those
-        of each cohort, for populations that do not fit. Same results.
+        of each cohort, and in an evaluation chunk by chunk, for populations that do
+        not fit. Same results.
       client_store: where client state ``[N, ...]`` lives, "device" or "host".
       seeds_axis: "map" runs seeds one after the other inside the compiled round, "vmap"
         side by side; "auto" picks by device.
@@ -211,7 +212,9 @@ def simulate(
                 size = num_parameters(state.params) // len(seeds)
                 plan_feed = plan_feed.with_chunks_for(size)
         run = CompiledRounds(algorithm, seeds, execution, _seeds_axis(seeds_axis))
-        evaluate = compile_evaluation(model.metrics, data, eval_splits, mesh)
+        evaluate = compile_evaluation(
+            model.metrics, data, eval_splits, mesh, on_host=feed == "host"
+        )
         spans = _spans(
             history.rounds, rounds, (eval_every, checkpoint_every), plan_feed.max_rounds
         )

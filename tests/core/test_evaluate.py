@@ -1,12 +1,16 @@
 """Evaluation equals plain NumPy averages, whatever the batches and devices."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import Evaluator, Packed, client_mesh, evaluate
+from fedjax_core import Evaluator, FederatedData, Packed, client_mesh, evaluate
 from fedjax_core.metrics import Mean
+
+evaluate_lib = sys.modules["fedjax_core.evaluate"]  # the package exports the function
 
 PARAMS = {"w": jnp.array([0.5, -1.0, 2.0])}
 SIZES = {
@@ -99,7 +103,7 @@ def test_padding_is_masked_and_repeats_a_real_row():
     )
     batches, _ = evaluator.data
     mask = np.asarray(batches["example_mask"])
-    assert mask.shape == (2, 4)
+    assert mask.shape == (1, 2, 4)
     assert mask.sum() == 5
     result = evaluator(PARAMS)
     assert result.pooled["smallest"] > 90
@@ -201,3 +205,40 @@ def test_a_mean_weighs_examples_by_their_denominators(mesh):
     means = np.array([6 / 9, np.nan, 12 / 18, np.nan])
     np.testing.assert_allclose(out.per_client["accuracy"], means, rtol=1e-6)
     np.testing.assert_allclose(out.client_mean["accuracy"], np.nanmean(means))
+
+
+@pytest.mark.parametrize("mesh", [None, client_mesh()])
+@pytest.mark.parametrize("on_host", [False, True])
+def test_chunks_and_the_place_of_the_examples_change_nothing(
+    mesh, on_host, monkeypatch
+):
+    monkeypatch.setattr(evaluate_lib, "_CHUNK_ROWS", 5)
+    packed = make(SIZES["many"])
+    evaluator = Evaluator(metrics, packed, mesh, batch_size=4, on_host=on_host)
+    assert (evaluator.data is None) == on_host
+    compare(evaluator(PARAMS), packed)
+
+
+def test_sums_go_on_where_float32_would_stand_still(monkeypatch):
+    monkeypatch.setattr(evaluate_lib, "_CHUNK_ROWS", 16)
+    values = np.ones(16 * 64, np.float32)
+    values[0] = 2**24
+    packed = Packed({"v": values}, np.array([0, len(values)]))
+    mean = evaluate(lambda params, batch: {"v": batch["v"]}, {}, packed).pooled["v"]
+    np.testing.assert_allclose(mean, values.mean(dtype=np.float64), rtol=5e-6)
+
+
+def test_several_models_evaluate_the_same_from_the_host(monkeypatch):
+    monkeypatch.setattr(evaluate_lib, "_CHUNK_ROWS", 6)
+    data = FederatedData(make(SIZES["ragged"]), make(SIZES["many"][:7], seed=1))
+    models = {"w": jnp.stack([PARAMS["w"], 2 * PARAMS["w"]])}
+    there, here = (
+        evaluate_lib.compile_evaluation(
+            metrics, data, ("train", "test"), client_mesh(), on_host=on_host
+        )(models)
+        for on_host in (False, True)
+    )
+    for a, b in zip(there, here, strict=True):
+        assert a.keys() == b.keys()
+        for name, value in a.items():
+            np.testing.assert_allclose(value, b[name], rtol=1e-6, err_msg=name)
