@@ -1,6 +1,6 @@
 """Sweeps how a cohort runs on an accelerator: clients per block, lowering.
 
-Runs W1, W2 and the CIFAR-10 job through `simulate`, one JSON line per setting; the
+Runs W1, W2, W3 and the CIFAR-10 job through `simulate`, one JSON line per setting; the
 first line of a job is what `choose_execution` picks. What it finds decides the defaults
 for accelerators (docs/performance.md).
 
@@ -24,8 +24,9 @@ SETTINGS = {  # lowering, clients per block
     "cifar10": [("patches", 50), ("lax", 50), ("patches", 25), ("patches", 10)],
     "W1": [("patches", n) for n in (8, 13, 25, 50)] + [("lax", 25)],
     "W2": [("lax", n) for n in (63, 125, 250, 500, 1000)],
+    "W3": [("lax", n) for n in (1, 5, 10)],
 }
-ROUNDS = {"cifar10": 60, "W1": 40, "W2": 120}
+ROUNDS = {"cifar10": 60, "W1": 40, "W2": 120, "W3": 15}
 
 
 def job(name: str, lowering: str) -> tuple:
