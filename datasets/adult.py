@@ -126,6 +126,7 @@ def load(
       DataFileError: a file is not as it should be; names the line and the column.
       ValueError: client is not one of the three, test_fraction not in [0, 1], or seed
         negative.
+      TypeError: seed is not an int.
     """
     check.one_of(("education", "occupation", "country"), client=client)
     key = "native-country" if client == "country" else client

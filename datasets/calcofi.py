@@ -67,6 +67,7 @@ def load(
         the array.
       ValueError: target is not one of the two, test_fraction not in [0, 1], or seed
         negative.
+      TypeError: seed is not an int.
     """
     check.one_of(("salinity", "temperature_c"), target=target)
     file = files.find(path, ["bottle.csv", "calcofi_bottle.npz"], SOURCE)

@@ -121,7 +121,8 @@ def same_clients(
       hint: what to do if the clients differ.
 
     Raises:
-      DataFileError: the splits hold different clients, shapes or dtypes.
+      DataFileError: the splits hold different clients, shapes or dtypes, or one is a
+        copy of the other.
     """
     train = _collect(path, read("train", clients, max_clients))
     part = clients is not None or max_clients is not None
@@ -137,11 +138,37 @@ def same_clients(
         data = FederatedData.from_lists(
             train.values(), [test[name] for name in train], client_ids=train
         )
+    one, other = data.splits.values()
     try:
-        check_alike("train", data.train.examples, "test", data.splits["test"].examples)
+        check_alike("train", one.examples, "test", other.examples)
     except ValueError as error:
         raise DataFileError(path, "shapes", str(error)) from error
+    # A single example may well occur in both: two short speeches, say.
+    if one.num_examples > 1 and all(
+        np.array_equal(a, b)
+        for a, b in (
+            (one.offsets, other.offsets),
+            *((one.examples[name], other.examples[name]) for name in one.examples),
+        )
+    ):
+        raise DataFileError(
+            path, "test", "expected examples of its own, found those of train again."
+        )
     return data
+
+
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: a dict of the pairs; a name that is there twice is an error.
+
+    Raises:
+      ValueError: names the name.
+    """
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in members if names.count(name) > 1)
+        raise ValueError(f"{twice!r} occurs twice in one object")
+    return members
 
 
 @contextlib.contextmanager

@@ -37,10 +37,12 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 
     Raises:
       ValueError: test_fraction is not in [0, 1], or seed is negative.
+      TypeError: seed is not an int.
     """
     from sklearn.datasets import load_digits  # slow to import, needed only here
 
     check.in_range(0, 1, test_fraction=test_fraction)
+    check.seed(seed=seed)
     pixels, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(seed)
     is_test = np.zeros(len(labels), bool)

@@ -81,7 +81,7 @@ def load(
         windows), "temperature_c" (hourly), or a parameter with "temperature" in its
         name (site). These are also the series that features are made from.
       test_fraction: share of every station's windows that goes to test: the last ones
-        in time, so that nothing is predicted from its own future.
+        in time; in the windows layout, which tells no time, the last rows.
       standardize: scale the features as the module says.
 
     Returns:

@@ -90,7 +90,8 @@ def daily(
       TypeError: num_stations or num_windows is not an int.
     """
     check.positive_int(num_stations=num_stations, num_windows=num_windows)
-    check.non_negative(first_day=first_day, seed=seed)
+    check.non_negative(first_day=first_day)
+    check.seed(seed=seed)
     check.in_range(0, 1, test_fraction=test_fraction)
     rng = np.random.default_rng([seed, 201])
     place = np.column_stack(
@@ -130,7 +131,8 @@ def hourly(num_hours: int = 720, first_day: int = 90, seed: int = 0) -> np.ndarr
       TypeError: num_hours is not an int.
     """
     check.positive_int(num_hours=num_hours)
-    check.non_negative(first_day=first_day, seed=seed)
+    check.non_negative(first_day=first_day)
+    check.seed(seed=seed)
     rng = np.random.default_rng([seed, 202])
     hour = np.arange(num_hours) % 24 + 1
     place = np.array([[60.7, 21.0]])  # Kustavi Isokari

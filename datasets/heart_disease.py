@@ -66,8 +66,9 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
 
     Args:
       path: folder with ``processed.<hospital>.data`` of all four hospitals.
-      seed: int >= 0 that chooses the train rows: 66 % of every hospital, with its share
-        of ill patients where it has more than two of each kind. 43 is FLamby's split.
+      seed: int in 0..2**32 - 1 that chooses the train rows: 66 % of every hospital,
+        with its share of ill patients where it has more than two of each kind. 43 is
+        FLamby's split.
       standardize: scale the five measured columns as the module says.
 
     Returns:
@@ -77,11 +78,13 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
     Raises:
       FileNotFoundError: a file is missing; says where to get it.
       DataFileError: a file is not as it should be; names the line and the column.
-      ValueError: seed is negative.
+      ValueError: seed is not in 0..2**32 - 1, what scikit-learn takes.
+      TypeError: seed is not an int.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 
-    check.non_negative(seed=seed)
+    check.seed(seed=seed)
+    check.in_range(0, 2**32 - 1, seed=seed)
     wanted = [i for i, c in enumerate(COLUMNS) if c not in ("slope", "ca", "thal")]
     blocks, is_test = [], []
     for hospital, rows in read(path).items():

@@ -55,8 +55,9 @@ def read(
         allowed = ", ".join(map(str, _TYPES))
         problem = f"expected a type of values, one of {allowed}, found {code}."
         raise DataFileError(path, "offset 2", problem)
-    if ndim == 0:
-        raise DataFileError(path, "offset 3", "expected 1 or more dimensions, found 0.")
+    if not 0 < ndim <= 32:  # NumPy 1 has no more, and no file has ten
+        problem = f"expected 1 to 32 dimensions, found {ndim}."
+        raise DataFileError(path, "offset 3", problem)
     start = 4 + 4 * ndim
     if len(content) < start:
         problem = f"expected {ndim} dimensions of 4 bytes, found {len(content) - 4}"

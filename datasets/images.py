@@ -54,12 +54,19 @@ def from_idx(
     counts: Sequence[int | None],
     **options: Any,
 ) -> Dataset:
-    """Train and test, each by `read_idx` with its prefix and its count."""
-    splits = []
-    for prefix, count in zip(prefixes, counts, strict=True):
-        file = read_idx(folder, prefix, source, num_classes, count, **options)
-        splits.append({"x": to_float(file.images), "y": file.labels})
-    return Dataset(*splits)
+    """Train and test, each by `read_idx` with its prefix and its count.
+
+    Raises:
+      FileNotFoundError, DataFileError: as `read_idx`; also if test is a copy of train.
+    """
+    train, test = (
+        read_idx(folder, prefix, source, num_classes, count, **options)
+        for prefix, count in zip(prefixes, counts, strict=True)
+    )
+    if np.array_equal(train.images, test.images):
+        problem = f"expected images of its own, found a copy of {train.image_path}."
+        raise DataFileError(test.image_path, "content", problem)
+    return Dataset(*({"x": to_float(s.images), "y": s.labels} for s in (train, test)))
 
 
 class IdxPair(NamedTuple):

@@ -57,8 +57,9 @@ def symmetric(
 
     Raises:
       ValueError: rate not in [0, 1) or of another shape; num_classes < 2; seed
-        negative; no array called `label`, or labels not [n] in 0..K-1.
-      TypeError: num_classes or labels not ints.
+        negative; no array called `label`, labels not [n] in 0..K-1, or of a dtype that
+        does not hold K-1.
+      TypeError: num_classes, seed or labels not ints.
     """
     y, rates = _checked(data, rate, num_classes, seed, label)
     rng = np.random.default_rng([seed, 111])  # apart from other users of the seed
@@ -101,7 +102,7 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The train labels, [n], and the rate of each, [n] or []."""
     check.positive_int(num_classes=num_classes)
-    check.non_negative(seed=seed)
+    check.seed(seed=seed)
     if num_classes < 2:
         raise ValueError(f"num_classes must be >= 2, got {num_classes}.")
     examples = data.train if isinstance(data, Dataset) else data.train.examples
@@ -109,6 +110,11 @@ def _checked(
     y = np.asarray(examples[label])
     if y.dtype.kind not in "iu":
         raise TypeError(f"{label} must be ints, got {y.dtype}.")
+    if num_classes - 1 > np.iinfo(y.dtype).max:
+        raise ValueError(
+            f"{label} must have a dtype that holds {num_classes - 1} (num_classes is "
+            f"{num_classes}), got {y.dtype}."
+        )
     if y.ndim != 1:
         raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
     outside = y[(y < 0) | (y >= num_classes)]

@@ -56,6 +56,7 @@ def load(
       FileNotFoundError: no file; says where to get it.
       DataFileError: the file is not as it should be; names the variable.
       ValueError: test_fraction is not in [0, 1], or seed is negative.
+      TypeError: seed is not an int.
     """
     file = files.find(path, ["LandmineData.mat", "landmine.npz"], SOURCE)
     if file.suffix == ".npz":

@@ -53,6 +53,7 @@ from fedjax_core.datasets.containers import (
     check_wanted,
     choose,
     convert,
+    json_object,
     one_split,
     same_clients,
 )
@@ -378,7 +379,7 @@ def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
     try:
         content = json.loads(
             path.read_bytes(),
-            object_pairs_hook=_without_duplicates,
+            object_pairs_hook=json_object,
             parse_constant=_no_constant,
         )
     except (ValueError, RecursionError) as error:
@@ -417,15 +418,6 @@ def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
             problem = f"expected {count!r} examples, found {len(x)} x and {len(y)} y."
             raise DataFileError(path, where, problem)
         yield name, {"x": x, "y": y}, group
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in members if names.count(name) > 1)
-        raise ValueError(f"{twice!r} occurs twice in one object")
-    return members
 
 
 def _no_constant(name: str) -> NoReturn:

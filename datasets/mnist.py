@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import check, npz
-from fedjax_core.data import Dataset, FederatedData, Packed
+from fedjax_core import check, npz, sources
+from fedjax_core.data import Dataset, FederatedData
 from fedjax_core.datasets import idx, images
 from fedjax_core.files import DataFileError, find
 
@@ -93,32 +93,30 @@ def load_by_writer(
 
     Raises:
       ValueError: `part` is another, test_fraction not in [0, 1], or seed negative.
+      TypeError: seed is not an int.
       FileNotFoundError: a file is absent; says what to fetch.
       DataFileError: a file is damaged, not what it should be, or the label files of
         MNIST and QMNIST disagree.
     """
     check.one_of(_PREFIXES, part=part)
     check.in_range(0, 1, test_fraction=test_fraction)
-    check.non_negative(seed=seed)
+    check.seed(seed=seed)
     count = images.COUNTS[part == "test"] if complete else None
     file = images.find_npz(path, ("mnist_by_writer.npz",))
     x, y, writers = (
         _part_of_npz(file, part, count) if file else _part_of_idx(path, part, count)
     )
 
-    names, sizes = np.unique(writers, return_counts=True)
-    rows = np.argsort(writers, kind="stable")
-    is_test = np.zeros(len(rows), bool)
+    is_test = np.zeros(len(writers), bool)
     rng = np.random.default_rng(seed)
-    for start, size in zip(np.cumsum(sizes) - sizes, sizes, strict=True):
-        chosen = rng.permutation(size)[: round(test_fraction * size)]
-        is_test[start + chosen] = True
-    test_sizes = np.add.reduceat(is_test, np.cumsum(sizes) - sizes, dtype=np.int64)
-    splits = []
-    for keep, split_sizes in ((~is_test, sizes - test_sizes), (is_test, test_sizes)):
-        examples = {"x": images.to_float(x[rows[keep]]), "y": y[rows[keep]]}
-        splits.append(Packed(examples, np.concatenate([[0], np.cumsum(split_sizes)])))
-    return FederatedData(*splits, client_ids=tuple(f"{w:04d}" for w in names.tolist()))
+    for writer in np.unique(writers):
+        rows = rng.permutation(np.flatnonzero(writers == writer))
+        is_test[rows[: round(test_fraction * len(rows))]] = True
+    columns = {"x": x, "y": y, "client": np.array([f"{w:04d}" for w in writers])}
+    data = sources.from_arrays(
+        *({k: v[rows] for k, v in columns.items()} for rows in (~is_test, is_test))
+    )
+    return data.map(lambda e: {**e, "x": images.to_float(e["x"])})
 
 
 def groups(client_ids: Sequence[str]) -> np.ndarray:

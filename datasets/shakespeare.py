@@ -32,6 +32,7 @@ from pathlib import Path
 from fedjax_core import check
 from fedjax_core.data import FederatedData
 from fedjax_core.datasets import characters
+from fedjax_core.datasets.containers import json_object
 from fedjax_core.files import DataFileError, read_bytes
 
 _SPEAKER = re.compile(r"\*\*(.+?)\*\*")
@@ -151,7 +152,7 @@ def _read(path: Path) -> Iterator[tuple[str, list[str]]]:
         if not line:
             continue
         try:
-            role = json.loads(line)
+            role = json.loads(line, object_pairs_hook=json_object)
         except (ValueError, RecursionError) as error:
             raise DataFileError(path, where, f"expected JSON, {error}.") from error
         if not isinstance(role, Mapping):

@@ -33,6 +33,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.data import FederatedData
+from fedjax_core.datasets.partition import _common as common
 
 Truth = dict[str, np.ndarray]
 _Client = Callable[
@@ -81,7 +82,7 @@ def linear_clusters(
     Raises:
       ValueError: num_clients < 1; weights not [Q, d] or not finite; sizes of another
         shape or negative; noise or seed negative; test_fraction not in [0, 1].
-      TypeError: num_clients or sizes not ints.
+      TypeError: num_clients, sizes or seed not ints.
     """
     check.non_negative(noise=noise)
     of_cluster = _matrix("weights", weights)
@@ -145,7 +146,7 @@ def fedprox(
     Raises:
       ValueError: num_clients < 1; alpha, beta or seed negative; sizes of another shape
         or negative; test_fraction not in [0, 1].
-      TypeError: num_clients or sizes not ints.
+      TypeError: num_clients, sizes or seed not ints.
     """
     check.non_negative(alpha=alpha, beta=beta)
 
@@ -222,7 +223,7 @@ def gaussian_mixture(
     Raises:
       ValueError: num_clients < 1; means not [K, d] or not finite; alpha <= 0; shift or
         seed negative; sizes of another shape or negative; test_fraction not in [0, 1].
-      TypeError: num_clients or sizes not ints.
+      TypeError: num_clients, sizes or seed not ints.
     """
     check.non_negative(shift=shift)
     if alpha is not None:
@@ -233,7 +234,7 @@ def gaussian_mixture(
     def draw(rng, n, k):
         shares = np.full(num_classes, 1 / num_classes)
         if alpha is not None:
-            shares = rng.dirichlet(np.full(num_classes, alpha))
+            shares = common.softmax(common.log_gamma(rng, alpha, num_classes))
         own = centres + shift * rng.standard_normal(dim)
         y = rng.choice(num_classes, n, p=shares).astype(np.int32)
         x = (own[y] + rng.standard_normal((n, dim))).astype(np.float32)
@@ -281,7 +282,7 @@ def _population(
     """
     check.positive_int(num_clients=num_clients)
     check.in_range(0, 1, test_fraction=test_fraction)
-    check.non_negative(seed=stream[0])
+    check.seed(seed=stream[0])
     given = None if sizes is None else _sizes(sizes, num_clients)
     train, test, truths = [], [], []
     for k in range(num_clients):

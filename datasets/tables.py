@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import check, npz
-from fedjax_core.data import FederatedData, Packed
+from fedjax_core import check, npz, sources
+from fedjax_core.data import FederatedData
 from fedjax_core.files import DataFileError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -91,9 +91,10 @@ def hold_out(
 
     Raises:
       ValueError: fraction is not in [0, 1], or seed is negative.
+      TypeError: seed is not an int.
     """
     check.in_range(0, 1, test_fraction=fraction)
-    check.non_negative(seed=seed)
+    check.seed(seed=seed)
     rng = np.random.default_rng([seed, 120])  # apart from other users of the same seed
     test = np.zeros(len(keys), bool)
     client = np.unique(keys, return_inverse=True)[1]
@@ -155,19 +156,9 @@ def by_client(
       test: [n] bool, rows of the test split; without any the result has none.
       examples: name -> [n, ...].
     """
-    names, client = np.unique(keys, return_inverse=True)
-
-    def pack(rows: np.ndarray) -> Packed:
-        rows = np.flatnonzero(rows)
-        rows = rows[np.argsort(client[rows], kind="stable")]
-        sizes = np.bincount(client[rows], minlength=len(names))
-        return Packed(
-            {k: v[rows] for k, v in examples.items()},
-            np.concatenate([[0], np.cumsum(sizes)]),
-        )
-
-    return FederatedData(
-        pack(~test),
-        pack(test) if test.any() else None,
-        client_ids=tuple(map(str, names)),
+    columns = {**examples, "client": keys}
+    train, held_out = (
+        {name: column[rows] for name, column in columns.items()}
+        for rows in (~test, test)
     )
+    return sources.from_arrays(train, held_out if test.any() else None)

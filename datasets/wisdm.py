@@ -65,6 +65,7 @@ def load(
       FileNotFoundError: no file; says where to get it.
       DataFileError: the file is not as it should be; names the line and the column.
       ValueError: test_fraction is not in [0, 1], or seed is negative.
+      TypeError: seed is not an int.
     """
     file = files.find(path, [_ARFF, "wisdm_activity.csv.gz"], SOURCE)
     arff = file.suffix == ".arff"

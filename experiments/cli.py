@@ -92,7 +92,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
     use_host_devices(chosen.devices)
     try:
         module.main(experiment)
-    except (RunDirError, DataFileError, FileNotFoundError, ImportError) as error:
+    except (RunDirError, DataFileError, OSError, ImportError) as error:
         print(f"fedjax-core: {error}", file=sys.stderr)
         return 2
     return 0

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import FederatedData, Packed, Result, check, models, simulate
+from fedjax_core import FederatedData, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import mnist
 from fedjax_core.evaluate import compile_evaluation
@@ -58,6 +58,7 @@ class Experiment:
         check.positive_int(
             cohort_size=self.cohort_size, rounds=self.rounds, num_seeds=self.num_seeds
         )
+        check.in_range(1, 539, cohort_size=self.cohort_size)  # all writers
 
 
 PRESETS = {
@@ -116,14 +117,7 @@ def _load(experiment: Experiment, part: str, test_fraction: float) -> FederatedD
     data = mnist.load_by_writer(experiment.path, part, test_fraction)
     if experiment.model == "cnn":
         return data
-
-    def flat(split: Packed) -> Packed:
-        x = split.examples["x"]
-        examples = {**split.examples, "x": x.reshape(len(x), 784)}
-        return Packed(examples, split.offsets)
-
-    splits = {name: flat(split) for name, split in data.splits.items()}
-    return FederatedData(**splits, client_ids=data.client_ids)
+    return data.map(lambda e: {**e, "x": e["x"].reshape(-1, 784)})
 
 
 def _accuracies(data: FederatedData, values: np.ndarray) -> Accuracies:

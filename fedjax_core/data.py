@@ -189,8 +189,9 @@ class FederatedData:
       client_ids: one name per client, unique; left out (or None), "0" to "N-1".
 
     Raises:
-      ValueError: splits of different numbers of clients, ids that are not unique or not
-        one per client.
+      ValueError: splits of different numbers of clients; splits with examples that
+        differ in the names of arrays, in dtypes or in shapes behind the example axis;
+        ids that are not unique or not one per client.
       TypeError: ids that are not str.
     """
 
@@ -206,6 +207,10 @@ class FederatedData:
                     f"{name} must have the {self.num_clients} clients of train, "
                     f"got {split.num_clients}; give clients without examples size 0."
                 )
+        filled = {k: s.examples for k, s in self.splits.items() if s.num_examples}
+        for name, examples in filled.items():
+            first = next(iter(filled))
+            check_alike(first, filled[first], name, examples)
         if isinstance(self.client_ids, str):
             raise TypeError(f"client_ids must be strs, got one: {self.client_ids!r}.")
         ids = tuple(self.client_ids or map(str, range(self.num_clients)))
@@ -317,7 +322,7 @@ class FederatedData:
 
         Raises:
           ValueError: there is no array `label`, or it is not [n].
-          TypeError: labels are neither ints, bools nor text, or of several kinds.
+          TypeError: labels are neither ints, bools nor text.
         """
         given = []
         for split in self.splits.values():
@@ -327,16 +332,10 @@ class FederatedData:
                 raise ValueError(
                     f"{label} must be one label per row, got shape {y.shape}."
                 )
-            # np.unique would merge 1 with True, and make 1 and "1" the same.
-            if (
-                y.dtype.kind not in "iubSU"
-                or y.dtype.kind != (given or [y])[0].dtype.kind
-            ):
-                raise TypeError(
-                    f"{label} must be ints, bools or text, the same in every split, "
-                    f"got {', '.join(str(v.dtype) for v in [*given, y])}."
-                )
-            given.append(np.unique(y))
+            if y.dtype.kind not in "iubSU":
+                raise TypeError(f"{label} must be ints, bools or text, got {y.dtype}.")
+            if split.num_examples or not given:  # those agree on the dtype
+                given.append(np.unique(y))
         return np.unique(np.concatenate(given))
 
     def label_counts(self, label: str = "y", split: str = "train") -> np.ndarray:
@@ -352,7 +351,7 @@ class FederatedData:
 
         Raises:
           ValueError: there is no such split, no array `label`, or it is not [n].
-          TypeError: labels are neither ints, bools nor text, or of several kinds.
+          TypeError: labels are neither ints, bools nor text.
         """
         check.one_of(self.splits, split=split)
         values, packed = self.label_values(label), self.splits[split]
@@ -426,8 +425,8 @@ def check_alike(
     """
     if one.keys() != other.keys():
         raise ValueError(
-            f"clients must have the same arrays, got {sorted(one)} for {this} "
-            f"and {sorted(other)} for {that}."
+            f"arrays must be the same, got {sorted(one)} for {this} and "
+            f"{sorted(other)} for {that}."
         )
     for name, a in one.items():
         b = other[name]

@@ -4,6 +4,7 @@ Nothing here, and no reader, unpickles: a data file must not be able to run code
 """
 
 import gzip
+import io
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,15 +59,24 @@ def read_bytes(path: Path | str) -> bytes:
     """The content of a file, unpacked if it is gzipped, whatever its name.
 
     Raises:
-      DataFileError: the compressed data is damaged or cut off.
+      DataFileError: the compressed data is damaged, cut off or more than
+        `max_unpacked`.
     """
     content = Path(path).read_bytes()
     if content[:2] != b"\x1f\x8b":
         return content
+    limit, found, parts = max_unpacked(len(content)), 0, []
     try:
-        return gzip.decompress(content)
+        with gzip.open(io.BytesIO(content)) as stream:
+            while part := stream.read(1 << 20):
+                found += len(part)
+                if found > limit:
+                    problem = f"unpacks to more than {limit} bytes."
+                    raise DataFileError(path, "gzip stream", problem)
+                parts.append(part)
     except (OSError, EOFError, zlib.error) as error:
         raise DataFileError(path, "gzip stream", f"damaged, {error}.") from error
+    return b"".join(parts)
 
 
 def fits(sizes: Sequence[int], shape: Sequence[int | None]) -> bool:

@@ -184,8 +184,8 @@ def char_lstm(
     has a second bias in each layer, which makes it 822,570.
 
     Args:
-      num_ids: ids are 0 to num_ids - 1: 90 for those of `datasets.characters`, 80 for
-        LEAF's.
+      num_ids: ids are 0 to num_ids - 1: 90 for those of `datasets.characters`, 81 for
+        those of `datasets.leaf`.
       length: ids of an example.
       embedding: width of the embedding.
       hidden: widths of the LSTM layers.

@@ -9,13 +9,14 @@ import tokenize
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from fedjax_core.files import DataFileError, fits, shape_name
+from fedjax_core.files import DataFileError, fits, max_unpacked, shape_name
 
 Expected = tuple[type[np.generic], Sequence[int | None]]
 """A dtype or a kind of dtypes, and a shape, None for a dimension of any size."""
@@ -40,24 +41,27 @@ _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-_MOST_DEFLATED = 1032  # bytes that one deflated byte can stand for
 
 
-def read(path: Path | str, expected: Mapping[str, Expected]) -> dict[str, np.ndarray]:
-    """Reads the named arrays of an npz file; others in it are not looked at.
+def read(
+    path: Path | str, expected: Mapping[str, Expected] | None = None
+) -> dict[str, np.ndarray]:
+    """Reads arrays of an npz file.
 
     Args:
       path: the file.
       expected: name -> what the array must be: ``(np.uint8, (None, 28, 28))``, or
-        ``(np.integer, (None,))`` for ints of any width.
+        ``(np.integer, (None,))`` for ints of any width. Others are not looked at. None
+        for all arrays, whatever they are.
 
     Returns:
-      name -> array, read-only, in the order of `expected`.
+      name -> array in the machine's byte order, in the order of `expected`.
 
     Raises:
       FileNotFoundError: no such file.
-      DataFileError: not an npz file, damaged, or an array is absent, twice there,
-        empty or not as expected. Says which.
+      DataFileError: not an npz file, damaged, more than `files.max_unpacked`, or an
+        array is absent, twice there, of Python objects, or empty or not as expected.
+        Says which.
     """
     size = Path(path).stat().st_size
     try:
@@ -66,31 +70,38 @@ def read(path: Path | str, expected: Mapping[str, Expected]) -> dict[str, np.nda
         problem = f"not an npz file or cut off, {error}."
         raise DataFileError(path, "zip directory", problem) from error
     with archive:
+        count = Counter(member.filename for member in archive.infolist())
+        wanted: Mapping[str, Expected | None] = (
+            dict.fromkeys(name.removesuffix(".npy") for name in count)
+            if expected is None
+            else expected
+        )
+        members = {}
+        for name in wanted:
+            if (found := count[f"{name}.npy"]) != 1:
+                problem = f"expected {name}.npy once, found it {found} times among"
+                names = ", ".join(count)
+                raise DataFileError(path, f"array {name!r}", f"{problem} {names:.200}.")
+            members[name] = archive.getinfo(f"{name}.npy")
+        limit = max_unpacked(size)
+        if sum(member.file_size for member in members.values()) > limit:
+            sizes = {name: member.file_size for name, member in members.items()}
+            problem = f"expected at most {limit} bytes in a file of {size}, found"
+            raise DataFileError(path, "zip directory", f"{problem} {sizes!s:.200}.")
         return {
-            name: _read_array(archive, size, path, name, *want)
-            for name, want in expected.items()
+            name: _read_array(archive, path, name, member, wanted[name])
+            for name, member in members.items()
         }
 
 
 def _read_array(
     archive: zipfile.ZipFile,
-    archive_size: int,
     path: Path | str,
     name: str,
-    dtype: type[np.generic],
-    shape: Sequence[int | None],
+    member: zipfile.ZipInfo,
+    expected: Expected | None,
 ) -> np.ndarray:
     where = f"array {name!r}"
-    members = [m for m in archive.infolist() if m.filename == f"{name}.npy"]
-    if len(members) != 1:
-        names = sorted(m.filename.removesuffix(".npy") for m in archive.infolist())
-        problem = f"expected once, found {len(members)} times among {names}."
-        raise DataFileError(path, where, problem)
-    (member,) = members
-    packed = member.compress_size
-    if packed > archive_size or member.file_size > _MOST_DEFLATED * packed:
-        problem = f"{member.file_size} bytes can't come from {packed} compressed ones"
-        raise DataFileError(path, where, f"{problem} in a file of {archive_size}.")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         problem = (
             f"expected it stored or deflated, found zip method {member.compress_type}."
@@ -99,10 +110,12 @@ def _read_array(
     try:
         with archive.open(member) as file:
             stored, sizes, fortran = _read_header(file)
+            dtype, shape = expected or (np.generic, [None] * len(sizes))
             if not np.issubdtype(stored, dtype) or stored.hasobject:
                 problem = f"expected {dtype.__name__} values, found {stored}."
                 raise DataFileError(path, where, problem)
-            if not fits(sizes, shape) or any(n < 1 for n in sizes):
+            least = 0 if expected is None else 1
+            if not fits(sizes, shape) or any(n < least for n in sizes):
                 problem = f"expected shape {shape_name(shape)}, found"
                 raise DataFileError(path, where, f"{problem} {shape_name(sizes)}.")
             num_bytes = math.prod(sizes) * stored.itemsize
@@ -110,10 +123,11 @@ def _read_array(
                 problem = f"{stored} {shape_name(sizes)} takes {num_bytes} bytes, found"
                 found = member.file_size - file.tell()
                 raise DataFileError(path, where, f"{problem} {found}.")
-            content = file.read(num_bytes)  # to the end, where the checksum is compared
+            content = file.read()  # to the end, where the checksum is compared
         if len(content) != num_bytes:
             raise EOFError(f"expected {num_bytes} bytes, found {len(content)}")
         values = np.frombuffer(content, stored)
+        values = values.astype(stored.newbyteorder("="), copy=False)
         return values.reshape(sizes[::-1]).T if fortran else values.reshape(sizes)
     except DataFileError:
         raise

@@ -23,10 +23,10 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.geometric_median import weiszfeld as weiszfeld
 from fedjax_core.networks.graph import Graph, num_neighbours
 from fedjax_core.reduce import Cast, Reduction, stack
 from fedjax_core.types import PyTree
+from fedjax_core.weiszfeld import weiszfeld as weiszfeld
 
 Rule = Callable[[PyTree, jax.Array], PyTree]
 

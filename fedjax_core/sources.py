@@ -20,18 +20,16 @@ A client's examples stay in the order they come in.
 For populations larger than memory see `store.build`.
 """
 
-import csv
-import math
 import os
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, csv_files, npz
 from fedjax_core.data import FederatedData, Packed, check_alike, check_examples
+from fedjax_core.files import DataFileError
 
 SPLITS = ("train", "test", "validation")
 
@@ -68,11 +66,23 @@ def from_arrays(
         for split, examples in given.items()
         if examples is not None
     }
-    columns = []
+    columns = {}
     for split, examples in pooled.items():
         check.one_of(examples, client=client)
-        column = examples.pop(client)
-        n = check_examples(examples)
+        columns[split] = examples.pop(client)
+    return _grouped(pooled, columns, client, sort)
+
+
+def _grouped(
+    pooled: Mapping[str, Mapping[str, np.ndarray]],
+    columns: Mapping[str, np.ndarray],
+    client: str,
+    sort: bool,
+) -> FederatedData:
+    """Groups the examples of each split by its column of clients, called `client`."""
+    kinds = []
+    for split, column in columns.items():
+        n = check_examples(pooled[split])
         if column.shape != (n,):
             raise ValueError(
                 f"{client} must have one client for each of the {n} rows of {split}, "
@@ -80,16 +90,18 @@ def from_arrays(
             )
         kind = "number" if column.dtype.kind in "iu" else column.dtype.kind
         # Sorting 2 and "10" together would follow neither order.
-        if kind not in ("number", "U") or kind != (columns or [(kind, None)])[0][0]:
+        kinds.append(kind)
+        if kind not in ("number", "U") or kind != kinds[0]:
             raise TypeError(
                 f"{client} must be ints or text, the same in every split, got "
                 f"{column.dtype} in {split}."
             )
-        columns.append((kind, column))
+    together = list(columns.values())
+    if np.result_type(*together).kind == "f":
+        # Of signed and unsigned ints NumPy makes floats, which merge large ones.
+        together = [column.astype(object) for column in together]
     values, first, index = np.unique(
-        np.concatenate([column for _, column in columns]),
-        return_index=True,
-        return_inverse=True,
+        np.concatenate(together), return_index=True, return_inverse=True
     )
     if not len(values):
         raise ValueError("train must hold at least one example, got none.")
@@ -123,8 +135,9 @@ def from_iterator(
       The population in memory. Clients are in the order of the iterator.
 
     Raises:
-      ValueError: clients disagree, an id comes twice, or nobody has train examples.
-      TypeError: an id that is not a str.
+      ValueError: clients or splits disagree, an id comes twice, or nobody has train
+        examples.
+      TypeError: an id that is not a str, or examples that are not a dict.
     """
     ids: list[str] = []
     splits: dict[str, list[Mapping[str, Any]]] = {}
@@ -149,8 +162,13 @@ def by_split(examples: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """A client's examples by split; without splits, all of them train.
 
     Raises:
+      TypeError: examples are not a dict.
       ValueError: splits and arrays side by side, or a split of another name.
     """
+    if not isinstance(examples, Mapping):
+        raise TypeError(
+            f"a client's examples must be a dict of arrays, got {examples!r:.60}."
+        )
     nested = [isinstance(value, Mapping) for value in examples.values()]
     if not any(nested):
         return {"train": examples}
@@ -177,8 +195,9 @@ def from_npz(folder: str | os.PathLike) -> FederatedData:
 
     Raises:
       FileNotFoundError: the folder has no .npz file where they are expected.
-      ValueError: a file is damaged, holds Python objects or differs from the others;
-        the message names file and array.
+      DataFileError: a file is damaged, unpacks to more than `files.max_unpacked`, holds
+        Python objects or differs from the others; the message names file and array.
+      ValueError: there are files in sub-folders and beside them.
     """
     return from_iterator(npz_clients(folder))
 
@@ -192,7 +211,7 @@ def npz_clients(
       folder: see `from_npz`.
 
     Raises:
-      FileNotFoundError, ValueError: see `from_npz`.
+      FileNotFoundError, DataFileError, ValueError: see `from_npz`.
     """
     folder = Path(folder)
     files = {name: sorted((folder / name).glob("*.npz")) for name in SPLITS}
@@ -212,57 +231,20 @@ def npz_clients(
     for name, paths in files.items():
         for path in paths:
             of_client.setdefault(path.stem, {})[name] = path
-    first: dict[str, tuple[Path, dict[str, np.ndarray]]] = {}
+    first: tuple[str, dict[str, np.ndarray]] | None = None
     for client_id in sorted(of_client):
         examples = {}
         for name, path in of_client[client_id].items():
-            arrays = _read_npz(path)
+            arrays = npz.read(path)
             try:
                 if check_examples(arrays):
-                    like = first.setdefault(
-                        name, (path, {k: a[:0] for k, a in arrays.items()})
-                    )
-                    check_alike(str(like[0]), like[1], str(path), arrays)
+                    empty = {k: np.empty_like(a[:0]) for k, a in arrays.items()}
+                    first = first or (str(path), empty)
+                    check_alike(*first, str(path), arrays)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}: {error}") from None
+                raise DataFileError(path, "arrays", str(error)) from None
             examples[name] = arrays
         yield client_id, examples
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    where = "zip directory"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                where = entry.filename
-                name = where.removesuffix(".npy")
-                if name == where or name in arrays:
-                    raise ValueError("must be .npy files of different names.")
-                with archive.open(entry) as file:
-                    arrays[name] = _read_npy(file, entry.file_size)
-    # The parsers of zip and npy raise whatever their own code trips over.
-    except Exception as error:
-        raise ValueError(f"{path}, {where}: damaged, {error}") from error
-    return arrays
-
-
-def _read_npy(file: IO[bytes], num_bytes: int) -> np.ndarray:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    else:
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-    if dtype.hasobject:
-        raise ValueError("must not hold Python objects, which are never unpickled.")
-    # Before anything of that size is asked for.
-    rest = num_bytes - file.tell()
-    if rest != math.prod(shape) * dtype.itemsize or min(shape, default=0) < 0:
-        raise ValueError(f"{dtype} of shape {shape} does not fill {rest} bytes.")
-    content = file.read()  # to the end: then the checksum is compared
-    array = np.frombuffer(bytearray(content), dtype)
-    array = array.reshape(shape, order="F" if fortran else "C")
-    return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def from_csv(
@@ -277,7 +259,7 @@ def from_csv(
     delimiter: str = ",",
     sort: bool = True,
 ) -> FederatedData:
-    """Reads tables of numbers whose first line names the columns.
+    """Reads tables of numbers whose first line names the columns, gzipped or not.
 
     Args:
       path: the file, or a dict from "train", "test" and "validation" to files.
@@ -297,138 +279,63 @@ def from_csv(
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: a column is missing or twice there, a line has more or fewer fields
-        than the first, or a field is not what it should be: a finite number, a label, a
-        split or a client. The message names file, line and column.
+      DataFileError: a column is missing or twice there, a line has more or fewer fields
+        than the first, there is no row or all are there twice, or a field is not what
+        it should be: a finite number, a label, a split or a client. The message names
+        file, line and column.
+      ValueError: an argument is not as described, or a column has two roles.
     """
     if split is not None and isinstance(path, Mapping):
         raise ValueError(f"split must be None where path names splits, got {split!r}.")
     if regression and classes is not None:
         raise ValueError("classes must be None for regression.")
+    for argument, names in (("features", features), ("classes", classes)):
+        if names is not None and (isinstance(names, str) or not len(names)):
+            raise ValueError(f"{argument} must be a sequence of names, got {names!r}.")
+        if len(set(names or ())) < len(names or ()):
+            raise ValueError(f"{argument} must be distinct, got {names!r}.")
     paths = path if isinstance(path, Mapping) else {"train": path}
+    if not paths:
+        raise ValueError(f"path must name at least one file, got {path!r}.")
     for name in paths:
         check.one_of(SPLITS, path=name)
-    index = {name: i for i, name in enumerate(classes or ())}
-    read_label: Callable[[str], float]
-    if regression:
-        read_label, rule = _finite, "a finite number"
-    elif index:
-        read_label, rule = index.__getitem__, f"one of {', '.join(map(repr, index))}"
-    else:
-        read_label, rule = _int32, "an int of 32 bits"
-
-    others = [client, label] if split is None else [client, label, split]
-    columns = None if features is None else list(features)
-    rows = {"train": ([], [], [])}
-    for of_file, file in paths.items():
-        table = _csv_rows(Path(file), delimiter)
-        _, header = next(table)
-        found = [name for name in header if name not in others]
-        columns = found if columns is None else columns
-        for name in [*others, *columns]:
-            if name not in header:
-                raise ValueError(
-                    f"{file}, line 1: must name a column {name!r}, got {header}."
-                )
-        if features is None and set(found) != set(columns):
-            raise ValueError(
-                f"{file}, line 1: must name columns {columns}, got {found}."
-            )
-        for line, fields in table:
-            row = _Row(file, line, dict(zip(header, fields, strict=True)))
-            name = of_file
-            if split is not None:
-                name = row.read(split, _split, f"one of {', '.join(SPLITS)}")
-            ids, x, y = rows.setdefault(name, ([], [], []))
-            ids.append(row.read(client, _text, "a client id"))
-            x.append([row.read(name, _finite, "a finite number") for name in columns])
-            y.append(row.read(label, read_label, rule))
-    if not any(ids for ids, _, _ in rows.values()):
-        files = ", ".join(map(str, paths.values()))
-        raise ValueError(f"{files}, line 2: must hold at least one example, got none.")
-    dtype = np.float32 if regression else np.int32
-    pooled = {
-        name: {
-            "x": np.array(x, np.float32).reshape(len(x), len(columns or ())),
-            "y": np.array(y, dtype),
-            "client": np.array(ids, str),
-        }
-        for name, (ids, x, y) in rows.items()
+    special = [client, label] if split is None else [client, label, split]
+    if len({*special, *(features or ())}) < len(special) + len(features or ()):
+        raise ValueError(
+            f"client, label, split and features must be different columns, got "
+            f"{[*special, *(features or ())]}."
+        )
+    labels = csv_files.number if regression else csv_files.integer
+    fields = {
+        client: csv_files.name,
+        label: labels if classes is None else csv_files.category(classes),
+        **({} if split is None else {split: csv_files.category(SPLITS)}),
+        **dict.fromkeys(features or (), csv_files.number),
     }
-    return from_arrays(
-        pooled["train"], pooled.get("test"), pooled.get("validation"), sort=sort
-    )
-
-
-class _Row(NamedTuple):
-    """A line of a table, column -> text."""
-
-    file: Any
-    line: int
-    fields: dict[str, str]
-
-    def read(self, column: str, parse: Callable[[str], Any], rule: str) -> Any:
-        text = self.fields[column].strip()
-        try:
-            return parse(text)
-        except (ValueError, KeyError):
-            raise ValueError(
-                f"{self.file}, line {self.line}, column {column!r}: must be {rule}, "
-                f"got {text!r}."
-            ) from None
-
-
-def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and fields; the first line too, whose names are unique."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        width = None
-        try:
-            for fields in reader:
-                if not fields:
-                    continue  # a blank line, as at the end of many files
-                if width is None:
-                    width = len(fields)
-                    twice = {name for name in fields if fields.count(name) > 1}
-                    if twice:
-                        raise ValueError(f"must name each column once, got {fields}.")
-                if len(fields) != width:
-                    raise ValueError(f"must have {width} fields, got {len(fields)}.")
-                yield reader.line_num, fields
-            if width is None:
-                raise ValueError("must name the columns, got an empty file.")
-        except (ValueError, csv.Error) as error:
-            line = max(reader.line_num, 1)
-            raise ValueError(f"{path}, line {line}: {error}") from None
-
-
-_LARGEST = float(np.finfo(np.float32).max)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not abs(value) <= _LARGEST:
-        raise ValueError
-    return value
-
-
-def _int32(text: str) -> int:
-    value = int(text)
-    if not -(2**31) <= value < 2**31:
-        raise ValueError
-    return value
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
-
-
-def _split(text: str) -> str:
-    if text not in SPLITS:
-        raise ValueError
-    return text
+    others = csv_files.number if features is None else None
+    columns, pooled, examples = features, {}, {}
+    for name, file in paths.items():
+        file = Path(file)
+        table = csv_files.read(file, fields, others=others, delimiter=delimiter)
+        found = [column for column in table if column not in special]
+        columns = found if columns is None else columns
+        if set(found) != set(columns):
+            problem = f"expected columns {list(columns)}, found {found}."
+            raise DataFileError(file, "header", problem)
+        y = table[label]
+        x = np.array([table[column] for column in columns], np.float32)
+        examples = {
+            "x": np.ascontiguousarray(x.reshape(len(columns), len(y)).T),
+            "y": y.astype(np.float32 if regression else np.int32),
+            "client": table[client],
+        }
+        of_split = (
+            np.full(len(y), SPLITS.index(name)) if split is None else table[split]
+        )
+        for i in np.unique(of_split):
+            pooled[SPLITS[i]] = {k: a[of_split == i] for k, a in examples.items()}
+    pooled.setdefault("train", {k: a[:0] for k, a in examples.items()})
+    return from_arrays(**pooled, sort=sort)
 
 
 def from_huggingface(
@@ -456,13 +363,13 @@ def from_huggingface(
       they are; ints become int32 and floats float32; text stays text.
 
     Raises:
-      ValueError: a split of another name, no such column, rows of unequal shape, or
-        ints beyond 32 bits.
+      ValueError: a split of another name, no such column, rows of unequal shape, ints
+        beyond 32 bits, or numbers that are not finite or don't fit float32.
       TypeError: not a data set, or a column of something else.
     """
     given = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     check.one_of(given, split="train")
-    pooled = {}
+    pooled, ids = {}, {}
     for split, rows in given.items():
         check.one_of(SPLITS, split=split)
         if not hasattr(rows, "column_names") or not hasattr(rows, "iter"):
@@ -473,27 +380,19 @@ def from_huggingface(
         kept = columns or {name: name for name in rows.column_names if name != client}
         for name in (client, *kept.values()):
             check.one_of(rows.column_names, column=name)
-        ids, pieces = [], []
+        pieces = []
+        ids[split] = []
         # In pieces: as Python objects a column takes many times its size.
         for piece in rows.with_format(None).iter(1000):
-            ids += piece[client]
+            ids[split] += piece[client]
             pieces.append({k: _column(name, piece[name]) for k, name in kept.items()})
             start = 1000 * len(pieces) - 1000
             check_alike("row 0", pieces[0], f"row {start} of {split}", pieces[-1])
         if not pieces:
             raise ValueError(f"{split} must hold at least one row, got none.")
         pooled[split] = {k: np.concatenate([p[k] for p in pieces]) for k in kept}
-        pooled[split][_CLIENT] = np.array(ids)
-    return from_arrays(
-        pooled["train"],
-        pooled.get("test"),
-        pooled.get("validation"),
-        client=_CLIENT,
-        sort=sort,
-    )
-
-
-_CLIENT = "client id"  # no array of the result is called so
+    columns_of_clients = {split: np.array(column) for split, column in ids.items()}
+    return _grouped(pooled, columns_of_clients, f"column {client!r}", sort)
 
 
 def _column(name: str, values: list) -> np.ndarray:
@@ -510,6 +409,11 @@ def _column(name: str, values: list) -> np.ndarray:
             raise ValueError(f"column {name!r} must hold ints of 32 bits.")
         return array.astype(np.int32)
     if array.dtype.kind == "f":
+        # NaN is not <= anything.
+        if not np.all(np.abs(array) <= np.finfo(np.float32).max):
+            raise ValueError(
+                f"column {name!r} must hold finite numbers that fit float32."
+            )
         return array.astype(np.float32)
     if array.dtype.kind not in "bU":
         raise TypeError(

@@ -1,7 +1,8 @@
 """Splits populations, by example and by client, and merges them.
 
-Who goes where depends on the seed and on client ids alone: not on the other clients,
-nor on their order. So a population that is read client by client is split the same.
+Who goes where depends on the seed and on client ids, not on the order of clients.
+`split_examples` does not look at other clients either: so a population that is read
+client by client is split the same.
 """
 
 import hashlib
@@ -32,14 +33,15 @@ def split_examples(
       data: the population.
       test_fraction: share of test; with 0, test stays what it is.
       validation_fraction: share of validation; with 0, validation stays what it is.
-      seed: int >= 0.
+      seed: int in 0..2**63-1.
 
     Returns:
       The same clients; arrays are copies in memory.
 
     Raises:
       ValueError: a fraction is not in [0, 1], both together are not below 1, the data
-        already has a split that is asked for, or seed is negative.
+        already has a split that is asked for, or seed is out of range.
+      TypeError: seed is not an int.
     """
     check.in_range(
         0, 1, test_fraction=test_fraction, validation_fraction=validation_fraction
@@ -92,15 +94,16 @@ def hold_out_clients(
     Args:
       data: the population.
       fraction: share of clients to hold out, rounded to whole clients.
-      seed: int >= 0.
+      seed: int in 0..2**63-1.
 
     Returns:
       The clients that stay and those held out, with all their splits, both in the order
       of `data`.
 
     Raises:
-      ValueError: fraction is not in [0, 1], one side would be empty, or seed is
-        negative.
+      ValueError: fraction is not in [0, 1], one side would be empty, or seed is out of
+        range.
+      TypeError: seed is not an int.
     """
     check.in_range(0, 1, fraction=fraction)
     count = int(_share(fraction, np.asarray(data.num_clients)))
@@ -180,7 +183,7 @@ def merge(
 
 def _keys(stream: int, seed: int, client_ids: Sequence[str]) -> np.ndarray:
     """One number per client, [N] uint64, a function of seed, stream and client id."""
-    check.in_range(0, 2**63 - 1, seed=seed)
+    check.seed(seed=seed)
     names = [
         hashlib.blake2b(i.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         for i in client_ids

@@ -65,6 +65,7 @@ def save(
     Raises:
       FileExistsError: `path` holds something, and `overwrite` is False or it is no
         store.
+      ValueError: an array's name is too long for that of a file.
       TypeError: an array has a dtype that .npy files can't hold.
     """
     with _new_folder(path, overwrite) as folder:
@@ -100,7 +101,8 @@ def build(
     Raises:
       FileExistsError: `path` holds something, and `overwrite` is False or it is no
         store.
-      ValueError: clients disagree, an id comes twice, or nobody has train examples.
+      ValueError: clients or splits disagree, an id comes twice, nobody has train
+        examples, or an array's name is too long for that of a file.
       TypeError: an id that is not a str, or a dtype that .npy files can't hold.
     """
     with _new_folder(path, overwrite) as folder:
@@ -280,17 +282,22 @@ class _SplitWriter:
             raise type(error)(f"{where}: {error}") from None
         if not size:
             return
+        examples = {
+            n: a.astype(_stored(a.dtype), copy=False) for n, a in examples.items()
+        }
+        this = f"{self._split} of {where}"
+        if self._folder.first is None:
+            like = {
+                n: np.empty((0, *a.shape[1:]), a.dtype) for n, a in examples.items()
+            }
+            self._folder.first = this, like
+        check_alike(*self._folder.first, this, examples)
         if not self.files:
             self._first = where
             self.files = {
                 name: self._folder.create(self._split, name, a)
                 for name, a in examples.items()
             }
-        first = {n: np.empty((0, *f.shape), f.dtype) for n, f in self.files.items()}
-        examples = {
-            n: a.astype(_stored(a.dtype), copy=False) for n, a in examples.items()
-        }
-        check_alike(self._first, first, where, examples)
         for name, a in examples.items():
             if a.dtype.itemsize > self.files[name].dtype.itemsize:
                 raise ValueError(
@@ -313,7 +320,8 @@ def _stored(dtype: np.dtype) -> np.dtype:
 
 def _array_path(folder: Path, split: str, name: str, kind: str) -> Path:
     # Names are anything, file names are not; "-" keeps offsets apart from an array.
-    return folder / f"{split}{kind}{quote(name, safe='')}.npy"
+    text = quote(name, safe="", errors="surrogatepass")
+    return folder / f"{split}{kind}{text}.npy"
 
 
 def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -393,6 +401,8 @@ class _Folder:
 
     def __init__(self, path: Path, files: contextlib.ExitStack):
         self._path, self._files = path, files
+        # Who came first, with arrays like those that everyone must have.
+        self.first: tuple[str, dict[str, np.ndarray]] | None = None
 
     def create(
         self, split: str, name: str, like: np.ndarray, kind: str = "."
@@ -404,9 +414,13 @@ class _Folder:
             raise TypeError(
                 f"{name} must have a dtype that .npy files hold, got {dtype}."
             )
-        file = self._files.enter_context(
-            _array_path(self._path, split, name, kind).open("xb")
-        )
+        path = _array_path(self._path, split, name, kind)
+        if len(path.name) > 255:  # what file systems take
+            raise ValueError(
+                f"{name} must have a shorter name, got one that makes a file name of "
+                f"{len(path.name)} bytes; 255 fit."
+            )
+        file = self._files.enter_context(path.open("xb"))
         return _ArrayWriter(file, dtype, like.shape[1:])
 
     def finish(

@@ -25,8 +25,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.networks.descent import by_row
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.network import Operator, by_row, keep_rows, message_sum
+from fedjax_core.networks.network import Operator, keep_rows, message_sum
 from fedjax_core.types import PyTree
 
 

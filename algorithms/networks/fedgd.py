@@ -20,9 +20,9 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks import contraction
-from fedjax_core.networks.descent import Rate, check_positive_rate
+from fedjax_core.networks.descent import Rate, by_row, check_positive_rate, rate_at
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.network import Operator, Round, by_row, rate_at
+from fedjax_core.networks.network import Operator, Round
 from fedjax_core.networks.oracles import Losses, as_float
 from fedjax_core.types import Key, PyTree
 

@@ -20,8 +20,9 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.networks.descent import by_row
 from fedjax_core.networks.graph import Graph, degree, laplacian
-from fedjax_core.networks.network import Operator, by_row
+from fedjax_core.networks.network import Operator
 from fedjax_core.networks.oracles import Losses
 
 

@@ -23,8 +23,8 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedgd import Oracle
-from fedjax_core.networks.descent import Rate, check_positive_rate
-from fedjax_core.networks.network import Operator, average, by_row, rate_at
+from fedjax_core.networks.descent import Rate, by_row, check_positive_rate, rate_at
+from fedjax_core.networks.network import Operator, average
 from fedjax_core.networks.oracles import Losses
 
 

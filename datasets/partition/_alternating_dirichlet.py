@@ -34,8 +34,8 @@ def alternating_dirichlet(
     Raises:
       ValueError: num_clients < 1, alpha <= 0, seed negative, no array called `label`,
         arrays of unequal length, or labels not [n].
-      TypeError: num_clients or seed not an int, labels of another dtype or of different kinds
-        in different splits.
+      TypeError: num_clients or seed not an int, labels of another dtype or of different
+        kinds in different splits.
 
     References:
       Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from

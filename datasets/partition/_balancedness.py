@@ -46,8 +46,8 @@ def balancedness(
     Raises:
       ValueError: num_clients < 1, gamma or classes_per_client outside its range, seed
         negative, no array called `label`, arrays of unequal length, or labels not [n].
-      TypeError: num_clients, classes_per_client or seed not an int, labels of another dtype
-        or of different kinds in different splits.
+      TypeError: num_clients, classes_per_client or seed not an int, labels of another
+        dtype or of different kinds in different splits.
 
     References:
       Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from

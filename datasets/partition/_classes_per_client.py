@@ -41,8 +41,8 @@ def classes_per_client(
       ValueError: num_clients < 1, num_classes outside its range or too small to use all
         classes, a class of fewer examples than clients, seed negative, no array called
         `label`, arrays of unequal length, or labels not [n].
-      TypeError: num_clients, num_classes or seed not an int, labels of another dtype or of
-        different kinds in different splits.
+      TypeError: num_clients, num_classes or seed not an int, labels of another dtype or
+        of different kinds in different splits.
 
     References:
       Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from

@@ -50,7 +50,8 @@ def pools(dataset: Dataset, label: str | None) -> Pools:
 
     Raises:
       ValueError: no array called `label`, arrays of unequal length, labels not [n].
-      TypeError: no Dataset, labels that are not ints, bools or strings, or of two kinds.
+      TypeError: no Dataset, labels that are not ints, bools or strings, or of two
+        kinds.
     """
     check_dataset(dataset)
     splits = {name: _pool(arrays) for name, arrays in dataset.splits.items()}

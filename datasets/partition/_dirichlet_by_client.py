@@ -43,8 +43,8 @@ def dirichlet_by_client(
     Raises:
       ValueError: num_clients < 1, alpha <= 0, seed negative, another prior, no array
         called `label`, arrays of unequal length, or labels not [n].
-      TypeError: num_clients or seed not an int, labels of another dtype or of different kinds
-        in different splits.
+      TypeError: num_clients or seed not an int, labels of another dtype or of different
+        kinds in different splits.
 
     References:
       Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for

@@ -46,8 +46,8 @@ def label_permutation(
       ValueError: num_clusters outside its range, or more than K!; permutations not
         [C, K] or with a row that is none; seed negative; no array called `label`,
         arrays of unequal length, or labels not [n].
-      TypeError: num_clients, num_clusters or seed not an int, labels of another dtype or of
-        different kinds in different splits.
+      TypeError: num_clients, num_clusters or seed not an int, labels of another dtype
+        or of different kinds in different splits.
 
     References:
       Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed

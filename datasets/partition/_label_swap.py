@@ -46,8 +46,8 @@ def label_swap(
       ValueError: num_clusters outside its range, or more than there are pairs of
         labels; not C pairs, a pair of one label twice or with an unknown one; seed
         negative; no array called `label`, arrays of unequal length, or labels not [n].
-      TypeError: num_clients, num_clusters or seed not an int, labels of another dtype or of
-        different kinds in different splits.
+      TypeError: num_clients, num_clusters or seed not an int, labels of another dtype
+        or of different kinds in different splits.
 
     References:
       Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed
@@ -72,7 +72,7 @@ def label_swap(
             )
         swaps = []
         for pair in pairs:
-            if len(set(pair)) != len(pair) or len(pair) != 2 or not set(pair) <= known:
+            if len(pair) != 2 or len(set(pair) & set(names)) != 2:
                 raise ValueError(
                     f"pairs must hold two different labels of {names}, got {pair!r}."
                 )

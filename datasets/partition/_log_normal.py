@@ -2,8 +2,6 @@
 
 import operator
 
-import numpy as np
-
 from fedjax_core import check
 from fedjax_core.data import Dataset, FederatedData
 from fedjax_core.datasets.partition import _common as common

@@ -40,8 +40,8 @@ def pathological(
       ValueError: num_clients or shards_per_client < 1, more shards than train examples,
         seed negative, no array called `label`, arrays of unequal length, or labels not
         [n].
-      TypeError: num_clients, shards_per_client or seed not an int, labels of another dtype or
-        of different kinds in different splits.
+      TypeError: num_clients, shards_per_client or seed not an int, labels of another
+        dtype or of different kinds in different splits.
 
     References:
       McMahan et al., "Communication-Efficient Learning of Deep Networks from

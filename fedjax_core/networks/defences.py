@@ -16,13 +16,13 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.geometric_median import norms
 from fedjax_core.mechanisms import add_gaussian, add_laplace
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.network import Operator, Round
 from fedjax_core.networks.oracles import Losses
 from fedjax_core.transform import Message, Transform, stateless
 from fedjax_core.types import Key, PyTree
+from fedjax_core.weiszfeld import norms
 
 
 def fedrelax_by_norm(

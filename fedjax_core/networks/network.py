@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjax_core.networks.descent import Rate
+from fedjax_core.networks.descent import by_row
 from fedjax_core.networks.graph import Graph, degree, neighbour_sum
 from fedjax_core.networks.graph import messages as neighbour_messages
 from fedjax_core.networks.iterate import iterate
@@ -235,17 +235,6 @@ def average(weight: ArrayLike | None = None) -> Callable[..., PyTree]:
         return consensus(W, share)
 
     return project
-
-
-def by_row(value: ArrayLike, like: jax.Array) -> jax.Array:
-    """One number, or one per row, shaped and typed to multiply rows of `like`."""
-    value = jnp.asarray(value, like.dtype)
-    return value.reshape(value.shape + (1,) * (like.ndim - 1)) if value.ndim else value
-
-
-def rate_at(eta: Rate, t: Round) -> ArrayLike:
-    """The learning rate of round t, one number or ``[n]``."""
-    return eta(t) if callable(eta) else eta
 
 
 def split(key: Key | None, num: int) -> Any:

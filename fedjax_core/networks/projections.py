@@ -46,6 +46,11 @@ def consensus(W: PyTree, weight: ArrayLike | None = None) -> PyTree:
     return jax.tree.map(project, W)
 
 
+def deviation(W: PyTree) -> PyTree:
+    """W - P_S W, what is left of every row without the mean row (Jung, (45))."""
+    return jax.tree.map(lambda w: w - w.mean(0, keepdims=True), W)
+
+
 def cluster_mean(
     W: PyTree, cluster: ArrayLike, num_clusters: int, weight: ArrayLike | None = None
 ) -> PyTree:

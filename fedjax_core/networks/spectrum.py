@@ -23,7 +23,6 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.types import PyTree
 
 # Up to here a dense eigendecomposition takes well under a second.
 _DENSE = 512
@@ -193,18 +192,6 @@ def null_space(graph: Graph) -> jax.Array:
     label = components(graph)
     indicator = label[:, None] == np.arange(label.max() + 1)
     return jnp.asarray(indicator / np.sqrt(indicator.sum(0)), graph.weight.dtype)
-
-
-def project_consensus(W: PyTree) -> PyTree:
-    """P_S W: the mean row in every row, leaves ``[n, ...]`` (Jung, (45))."""
-    return jax.tree.map(
-        lambda w: jnp.broadcast_to(w.mean(0, keepdims=True), w.shape), W
-    )
-
-
-def project_deviation(W: PyTree) -> PyTree:
-    """W - P_S W, what is left of every row without the mean row."""
-    return jax.tree.map(lambda w: w - w.mean(0, keepdims=True), W)
 
 
 def walk_counts(graph: Graph, steps: int) -> np.ndarray:

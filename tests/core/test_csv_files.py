@@ -60,7 +60,7 @@ def test_a_file_without_header_with_comments_and_other_encodings(tmp_path):
         ("town,n,t,n\na,1,2,3\n", "header with 'n' once"),
         (GOOD + "D,,1\n", "line 5: expected 4 fields, found 3"),
         (GOOD + "D,,1,2,3\n", "line 5: expected 4 fields, found 5"),
-        (GOOD + "D,,1.5,2\n", "line 5, column 'n': expected a whole number, found '1"),
+        (GOOD + "D,,1.5,2\n", "line 5, column 'n': expected a whole number of 32 bits"),
         (GOOD + "D,,1,warm\n", "line 5, column 't': expected a number, found 'warm'"),
         (GOOD + "D,,1,nan\n", "line 5, column 't': expected a number, found 'nan'"),
         (GOOD + "D,,1,1e39\n", "line 5, column 't': expected a number, found '1e39'"),
@@ -69,7 +69,7 @@ def test_a_file_without_header_with_comments_and_other_encodings(tmp_path):
         (GOOD + ",,1,2\n", "line 5, column 'town': expected a name of 1 to 200"),
         (GOOD + "a\0b,,1,2\n", "line 5, column 'town': expected a name"),
         (GOOD + '"D,,1,2\n', "line 5: not CSV, unexpected end of data"),
-        (GOOD + GOOD, "line 5, column 'n': expected a whole number, found 'n'|again"),
+        (GOOD + GOOD, "line 5: expected rows, found the header again"),
     ],
 )
 def test_errors_name_file_line_and_column(tmp_path, content, message):
@@ -99,8 +99,39 @@ def test_a_file_appended_to_itself_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("1,2\n3,4\n" * 2)
     fields = dict.fromkeys("ab", csv_files.number)
-    with pytest.raises(DataFileError, match="byte 8: expected every row once"):
+    with pytest.raises(DataFileError, match="line 3: expected every row once"):
         csv_files.read(path, fields, header="ab")
+    path.write_text("a,b\n1,2\n\n3,4\n1,2\n3,4")  # the header is not there again
+    with pytest.raises(DataFileError, match=r"line 5: .*found the first 2 again"):
+        csv_files.read(path, fields)
+
+
+def test_rows_may_be_alike(tmp_path):
+    path = tmp_path / "a.csv"
+    fields = dict.fromkeys("ab", csv_files.number)
+    for times in (2, 4):
+        path.write_text("1,2\n" * times)
+        assert csv_files.read(path, fields, header="ab")["a"].tolist() == [1] * times
+
+
+def test_other_columns_and_separators(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("c\ta\tb\n1\tx\t3\n")
+    fields = {"a": csv_files.name}
+    table = csv_files.read(path, fields, others=csv_files.number, delimiter="\t")
+    assert {c: v.tolist() for c, v in table.items()} == {"a": ["x"], "c": [1], "b": [3]}
+    path.write_text("c\ta\tc\n1\tx\t3\n")
+    with pytest.raises(DataFileError, match="expected a header with 'c' once"):
+        csv_files.read(path, fields, others=csv_files.number, delimiter="\t")
+    assert list(csv_files.read(path, fields, delimiter="\t")) == ["a"]
+
+
+def test_whole_numbers_have_32_bits():
+    for value in (-(2**31), 2**31 - 1, 0):
+        assert csv_files.integer(str(value)) == value
+    for text in (str(2**31), str(-(2**31) - 1), "1" * 30, "1_0", "+", "", "\u0661"):
+        with pytest.raises(ValueError, match="whole number of 32 bits"):
+            csv_files.integer(text)
 
 
 def test_levels_and_categories_are_closed():

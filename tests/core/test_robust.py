@@ -21,7 +21,6 @@ from fedjax_core import (
 )
 from fedjax_core.algorithms.networks import fedrelax
 from fedjax_core.attacks import nudge, poison_channel, poisoned, scale
-from fedjax_core.geometric_median import subgradient_residual, weiszfeld
 from fedjax_core.networks.defences import (
     fedrelax_by_norm,
     noisy,
@@ -45,6 +44,7 @@ from fedjax_core.robust import (
     trimmed_mean,
 )
 from fedjax_core.transform import Message
+from fedjax_core.weiszfeld import subgradient_residual, weiszfeld
 
 KEY = jax.random.key(0)
 RULES = {"clip": clip_extremes, "trim": trim_extremes}

@@ -1,5 +1,6 @@
 """Whatever form data comes in, the population is the one that was put there."""
 
+import gzip
 import pickle
 import zipfile
 
@@ -12,6 +13,7 @@ from tests.datasets.mutations import mutations
 
 from fedjax_core import sources
 from fedjax_core.data import FederatedData
+from fedjax_core.files import DataFileError
 
 rows = st.lists(st.integers(0, 20), max_size=12)
 
@@ -49,6 +51,21 @@ def test_numbers_are_sorted_by_value_and_text_alphabetically():
     assert ids(["b", "10", "2", "ä", "a"]) == ("10", "2", "a", "b", "ä")
 
 
+def test_large_numbers_stay_apart():
+    def ids(train, test, **kwargs):
+        return sources.from_arrays(
+            {"y": np.arange(len(train)), "client": train},
+            {"y": np.arange(len(test)), "client": test},
+            **kwargs,
+        ).client_ids
+
+    big, small = np.array([2**60, 2**60 + 2], np.uint64), np.array([2**60 + 1, -1])
+    ordered = (-1, 2**60, 2**60 + 1, 2**60 + 2)
+    assert ids(big, small) == tuple(map(str, ordered))
+    assert ids(small, big, sort=False) == tuple(map(str, (2**60 + 1, -1, *big)))
+    assert ids(np.array([3], np.uint64), np.array([3])) == ("3",)
+
+
 def test_grouped_arrays_are_held():
     x = np.zeros((3, 2))
     data = sources.from_arrays({"x": x, "client": [1, 1, 2]})
@@ -66,6 +83,12 @@ def test_grouped_arrays_are_held():
         ({"y": [1], "client": [1]}, {"y": [1], "client": ["1"]}, TypeError, "in test"),
         ({"y": [], "client": np.zeros(0, int)}, None, ValueError, "at least one exam"),
         ({"client": [1]}, None, ValueError, "at least one array"),
+        (
+            {"x": np.zeros((1, 3)), "client": [1]},
+            {"x": np.zeros((1, 4), np.float32), "client": [1]},
+            ValueError,
+            r"x must .* float64\[3\] for train and float32\[4\] for test",
+        ),
     ],
 )
 def test_bad_arrays_are_refused(train, test, error, message):
@@ -103,6 +126,12 @@ def test_an_iterator_keeps_its_order():
         ([(1, {"y": [1]})], TypeError, "must be strs, got 1"),
         ([("a", {"y": [1], "test": {"y": [1]}})], ValueError, "got 'y', 'test'"),
         ([("a", {"training": {"y": [1]}})], ValueError, "got 'training'"),
+        ([("a", [1, 2])], TypeError, r"must be a dict of arrays, got \[1, 2\]"),
+        (
+            [("a", {"train": {"y": [1]}, "test": {"z": [1]}})],
+            ValueError,
+            r"arrays must be the same, got \['y'\] for train and \['z'\] for test",
+        ),
         ([("a", {"y": [1]}), ("b", {"y": [1.5]})], ValueError, "y must have one dtype"),
     ],
 )
@@ -159,8 +188,14 @@ def test_npz_files_that_are_no_population(tmp_path):
         ValueError, match=r"x must .*a\.npz and float64\[2\] for .*c\.npz"
     ):
         sources.from_npz(tmp_path)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "train" / "c.npz").rename(tmp_path / "test" / "c.npz")
+    with pytest.raises(DataFileError, match=r"x must .*train/a\.npz and .*test/c\.npz"):
+        sources.from_npz(tmp_path)
     np.savez(tmp_path / "train" / "c.npz", x=np.zeros((1, 2)), y=np.zeros(2, np.int32))
-    with pytest.raises(ValueError, match=r"c\.npz: arrays must have equal numbers"):
+    with pytest.raises(
+        DataFileError, match=r"c\.npz, arrays: arrays must have equal numbers"
+    ):
         sources.from_npz(tmp_path)
 
 
@@ -173,11 +208,11 @@ def test_npz_files_are_not_unpickled(tmp_path):
     array = np.empty(1, object)
     array[0] = Bomb()
     np.savez(tmp_path / "a.npz", x=array)
-    with pytest.raises(ValueError, match=r"a\.npz, x\.npy: .* Python objects"):
+    with pytest.raises(ValueError, match=r"a\.npz, array 'x': .*found object"):
         sources.from_npz(tmp_path)
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("x.npy", pickle.dumps(Bomb()))
-    with pytest.raises(ValueError, match=r"a\.npz, x\.npy: damaged"):
+    with pytest.raises(ValueError, match=r"a\.npz, array 'x': damaged"):
         sources.from_npz(tmp_path)
 
 
@@ -185,7 +220,7 @@ def outcome(read):
     """What reading gives: data, or the text of the one error allowed."""
     try:
         return read(), ""
-    except ValueError as error:
+    except DataFileError as error:
         return None, str(error)
 
 
@@ -265,49 +300,75 @@ def test_tables_by_split(tmp_path):
     assert data.train.examples["x"].tolist() == [[1, 2]]
     assert data.splits["test"].examples["x"].tolist() == [[3, 4]]
     write(test, "q,y,who\n4,1,b\n")
-    with pytest.raises(ValueError, match=r"b\.csv, line 1: must name a column 'p'"):
+    with pytest.raises(
+        ValueError, match=r"b\.csv, header: expected columns \['p', 'q'\], found"
+    ):
         sources.from_csv({"train": train, "test": test}, client="who", label="y")
     write(test, "q,p,y,who,r\n4,1,1,b,0\n")
-    with pytest.raises(ValueError, match=r"b\.csv, line 1: .* \['p', 'q'\], got"):
+    with pytest.raises(ValueError, match=r"b\.csv, header: .* \['p', 'q'\], found"):
         sources.from_csv({"train": train, "test": test}, client="who", label="y")
     with pytest.raises(ValueError, match="split must be None"):
         sources.from_csv({"train": train}, client="who", label="y", split="p")
     with pytest.raises(ValueError, match="path must be one of 'train'"):
         sources.from_csv({"Train": train}, client="who", label="y")
+    with pytest.raises(ValueError, match="path must name at least one file"):
+        sources.from_csv({}, client="who", label="y")
+    data = sources.from_csv({"test": train}, client="who", label="y")
+    assert (data.train.num_examples, data.splits["test"].num_examples) == (0, 1)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("61", "", r"line 2, column 'age': must be a finite number, got ''"),
-        ("33", "old", r"line 5, column 'age': must be a finite number, got 'old'"),
-        ("1e2", "nan", r"line 6, column 'blood, pressure': must be a finite"),
-        ("1e2", "1e39", r"line 6, column 'blood, pressure': must be a finite"),
-        (",1,train", ",1.5,train", r"line 2, column 'sick': must be an int"),
-        (",1,train", ",3000000000,train", r"line 2, column 'sick': must be an int"),
-        ("0,test", "0,exam", r"line 3, column 'fold': must be one of train, .*'exam'"),
-        ("east", " ", r"line 6, column 'hospital': must be a client id"),
-        ("north,33", "33", r"line 5: must have 5 fields, got 4"),
-        ("north,33", "north,33,1", r"line 5: must have 5 fields, got 6"),
-        ("hospital", "age", r"line 1: must name each column once"),
-        ("hospital", "clinic", r"line 1: must name a column 'hospital'"),
-        ('"blood, pressure"', '"blood', r"line 7: unexpected end"),
-        (CSV, "", r"line 1: must name the columns, got an empty file"),
+        ("61", "", r"line 2, column 'age': expected a number, found ''"),
+        ("33", "old", r"line 5, column 'age': expected a number, found 'old'"),
+        ("1e2", "nan", r"line 6, column 'blood, pressure': expected a number"),
+        ("1e2", "1e39", r"line 6, column 'blood, pressure': expected a number"),
+        ("1e2", "1_0", r"line 6, column 'blood, pressure': expected a number"),
+        ("61", "\u0666\u0661", r"line 2, column 'age': expected a number"),
+        (",1,train", ",1_0,train", r"line 2, column 'sick': expected a whole num"),
+        (",1,train", ",1.5,train", r"line 2, column 'sick': expected a whole num"),
+        (",1,train", ",3000000000,train", r"line 2, column 'sick': .* of 32"),
+        ("0,test", "0,exam", r"line 3, column 'fold': expected one of 'train',"),
+        ("east", " ", r"line 6, column 'hospital': expected a name of 1"),
+        ("north,33", "33", r"line 5: expected 5 fields, found 4"),
+        ("north,33", "north,33,1", r"line 5: expected 5 fields, found 6"),
+        ("hospital", "age", r"line 1: expected a header with 'hospital' once"),
+        ("hospital", "clinic", r"line 1: expected a header with 'hospital' once"),
+        ('"blood, pressure"', '"blood', r"line 7: not CSV, unexpected end"),
+        (CSV, "", r"line 1: expected a header .*found nothing"),
     ],
 )
 def test_a_damaged_table_names_line_and_column(tmp_path, old, new, message):
     path = write(tmp_path / "heart.csv", CSV.replace(old, new, 1))
-    with pytest.raises(ValueError, match=r"heart\.csv, " + message):
+    with pytest.raises(DataFileError, match=r"heart\.csv, " + message):
         sources.from_csv(path, client="hospital", label="sick", split="fold")
+
+
+def test_a_gzipped_table(tmp_path):
+    path = tmp_path / "heart.csv.gz"
+    path.write_bytes(gzip.compress(CSV.encode()))
+    data = sources.from_csv(path, client="hospital", label="sick", split="fold")
+    assert data.train.num_examples == 3
 
 
 def test_labels_of_a_table_are_those_allowed(tmp_path):
     path = write(tmp_path / "heart.csv", CSV)
     kwargs = {"client": "hospital", "label": "sick", "features": ["age"]}
-    with pytest.raises(ValueError, match="'sick': must be one of 'yes', 'no', got '1'"):
+    with pytest.raises(ValueError, match="'sick': expected one of 'yes', 'no', found"):
         sources.from_csv(path, **kwargs, classes=("yes", "no"))
     with pytest.raises(ValueError, match="classes must be None for regression"):
         sources.from_csv(path, **kwargs, classes=("yes", "no"), regression=True)
+    for change, message in (
+        ({"classes": ["0", "1", "1"]}, "classes must be distinct"),
+        ({"classes": "01"}, "classes must be a sequence of names, got '01'"),
+        ({"features": "f"}, "features must be a sequence of names, got 'f'"),
+        ({"features": ["age", "age"]}, "features must be distinct"),
+        ({"features": ["age", "sick"]}, "must be different columns, got"),
+        ({"client": "sick"}, "must be different columns, got"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sources.from_csv(path, **{**kwargs, **change})
     with pytest.raises(FileNotFoundError):
         sources.from_csv(tmp_path / "absent.csv", **kwargs)
 
@@ -416,6 +477,8 @@ def test_hugging_face_pictures_of_several_modes(datasets):
         ({"y": [1, 2**40]}, ValueError, "'y' must hold ints of 32 bits"),
         ({"y": [{"a": 1}, {"a": 2}]}, TypeError, "'y' must be images, numbers or t"),
         ({"y": [1, None]}, TypeError, "'y' must be images, numbers or text"),
+        ({"y": [1.0, 1e300]}, ValueError, "'y' must hold finite numbers that fit"),
+        ({"y": [1.0, float("nan")]}, ValueError, "'y' must hold finite numbers"),
         ({"y": []}, ValueError, "train must hold at least one row"),
         ({"z": [1, 2]}, ValueError, "column must be one of 'z', 'who', got 'y'"),
     ],
@@ -425,6 +488,15 @@ def test_hugging_face_columns_that_can_not_be_used(datasets, columns, error, mes
     rows = datasets.Dataset.from_dict({**columns, "who": [0] * n})
     with pytest.raises(error, match=message):
         sources.from_huggingface(rows, client="who", columns={"y": "y"})
+
+
+@hf
+def test_hugging_face_clients_are_all_known(datasets):
+    rows = datasets.Dataset.from_dict({"y": [1, 2], "who": ["a", None]})
+    with pytest.raises(
+        TypeError, match=r"column 'who' must be ints or text.* in train"
+    ):
+        sources.from_huggingface(rows, client="who")
 
 
 def test_what_is_no_hugging_face_data_set():

@@ -105,12 +105,14 @@ def test_a_split_that_is_there_stays():
         ((-0.1,), r"test_fraction must be in \[0, 1\], got -0.1"),
         ((0.5, 0.5), "below 1, got 0.5 \\+ 0.5"),
         ((0.0, 0.0), "above 0"),
-        ((0.5, 0.1, -1), "seed must be in"),
+        ((0.5, 0.1, -1), "seed must be >= 0"),
     ],
 )
 def test_bad_fractions_are_refused(args, message):
     with pytest.raises(ValueError, match=message):
         split_examples(population([3]), *args)
+    with pytest.raises(TypeError, match=r"seed must be an int, got 1\.9"):
+        split_examples(population([3]), seed=1.9)  # type: ignore[arg-type]
 
 
 @given(st.integers(2, 30), st.floats(0, 1), st.integers(0, 99))

@@ -91,7 +91,9 @@ def test_files_are_plain_npy(tmp_path):
     ],
     ids=lambda a: a.dtype.str,
 )
-@pytest.mark.parametrize("name", ["x", "offsets", "../x", "x" * 100, "\u4e16/\u754c"])
+@pytest.mark.parametrize(
+    "name", ["x", "offsets", "../x", "x" * 100, "\u4e16/\u754c", "\ud800"]
+)
 def test_any_array_under_any_name(tmp_path, array, name):
     data = FederatedData(Packed({name: array}, np.array([0, 2])))
     store.save(data, tmp_path / "a")
@@ -156,8 +158,20 @@ def test_a_folder_of_npz_files_becomes_a_store(tmp_path):
         (
             [("a", {"y": [1]}), ("b", {"y": [1.5]})],
             ValueError,
-            r"y must .* int64\[\] for client 'a' and float64\[\] for client 'b'",
+            r"y must .* int64\[\] for train of client 'a' and float64\[\] for train of",
         ),
+        (
+            [("a", {"y": [1]}), ("b", {"test": {"y": [1.5]}})],
+            ValueError,
+            r"y must .* int64\[\] for train of client 'a' and .* test of client 'b'",
+        ),
+        (
+            [("a", {"y": [1]}), ("b", {"test": {"z": [1]}})],
+            ValueError,
+            r"must be the same, got \['y'\] for train .*\['z'\] for test of client 'b'",
+        ),
+        ([("a", {"y" * 300: [1]})], ValueError, "makes a file name of 310 bytes; 255"),
+        ([("a", [1, 2])], TypeError, r"must be a dict of arrays, got \[1, 2\]"),
         (
             [("a", {"y": ["ab"]}), ("b", {"y": ["c"]}), ("c", {"y": ["abc"]})],
             ValueError,

@@ -60,3 +60,10 @@ def test_the_split_depends_on_the_seed_and_on_nothing_else():
 def test_impossible_fractions_are_refused(test_fraction):
     with pytest.raises(ValueError, match="test_fraction must be in"):
         digits.load(test_fraction)
+
+
+def test_impossible_seeds_are_refused():
+    with pytest.raises(ValueError, match=r"seed must be >= 0 and < 2.*, got -1"):
+        digits.load(seed=-1)
+    with pytest.raises(TypeError, match="seed must be an int, got 'a'"):
+        digits.load(seed="a")  # pyright: ignore

@@ -11,10 +11,11 @@ from fedjax_core.files import DataFileError
 
 def write(folder, selection, labels, end=".gz"):
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 28, 28), np.uint8)
-    for part in ("train", "test"):
+    parts = {"train": images, "test": 255 - images}
+    for part, of_part in parts.items():
         prefix = f"emnist-{selection}-{part}-"
-        idx_files.write_pair(folder, prefix, images, np.array(labels, np.uint8), end)
-    return images
+        idx_files.write_pair(folder, prefix, of_part, np.array(labels, np.uint8), end)
+    return parts
 
 
 @pytest.mark.parametrize("selection", emnist.SELECTIONS)
@@ -23,12 +24,12 @@ def test_images_stand_upright_and_labels_start_at_0(tmp_path, selection, folder)
     num_classes, _ = emnist.SELECTIONS[selection]
     first = selection == "letters"
     stored = np.array([0, num_classes - 1, 3]) + first
-    images = write(tmp_path / folder, selection, stored)
+    parts = write(tmp_path / folder, selection, stored)
     dataset = emnist.load(tmp_path, selection, complete=False)
-    for split in dataset.splits.values():
+    for part, split in dataset.splits.items():
         assert split["x"].dtype == np.float32
         assert split["x"].shape == (3, 28, 28, 1)
-        for got, image in zip(split["x"], images, strict=True):
+        for got, image in zip(split["x"], parts[part], strict=True):
             np.testing.assert_array_equal(got[..., 0], image.T / np.float32(255))
         assert split["y"].dtype == np.int32
         np.testing.assert_array_equal(split["y"], [0, num_classes - 1, 3])

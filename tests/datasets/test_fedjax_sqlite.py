@@ -104,6 +104,13 @@ def test_emnist(tmp_path, emnist):
             np.testing.assert_array_equal(got["y"], y)
 
 
+def test_test_is_no_copy_of_train(tmp_path, emnist):
+    train = tmp_path / "federated_emnist_train.sqlite"
+    (tmp_path / "federated_emnist_test.sqlite").write_bytes(train.read_bytes())
+    with pytest.raises(DataFileError, match=r"test: .* its own, found those of tra"):
+        fedjax_sqlite.emnist(tmp_path)
+
+
 def test_a_part_of_the_clients(tmp_path, emnist):
     data = fedjax_sqlite.emnist(tmp_path, max_clients=1)
     assert data.client_ids == (WRITERS[0],)

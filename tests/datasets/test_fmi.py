@@ -186,7 +186,7 @@ def test_the_hour_that_comes_twice_in_october_ends_a_window(tmp_path):
         ),
         (site().replace(",-\n", "\n", 1), "line 2: expected 7 fields, found 6"),
         (
-            site() + site().removeprefix(SITE),
+            site() + site(start=3).removeprefix(SITE),
             "station 'Åbo': expected rows in the order",
         ),
         (site(values=(1, 2)), "expected 3 consecutive values somewhere, found nowhere"),

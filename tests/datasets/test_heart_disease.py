@@ -112,6 +112,14 @@ def test_errors_name_the_file_and_the_place(folder, old, new, message):
         heart_disease.load(folder)
 
 
+def test_seeds_are_those_of_scikit_learn(folder):
+    for seed in (-1, 2**33):
+        with pytest.raises(ValueError, match=f"seed must be .*, got {seed}"):
+            heart_disease.load(folder, seed)
+    with pytest.raises(TypeError, match=r"seed must be an int, got 1\.5"):
+        heart_disease.load(folder, 1.5)  # pyright: ignore
+
+
 def test_a_missing_file_says_where_to_get_it(folder):
     (folder / "processed.va.data").unlink()
     with pytest.raises(FileNotFoundError, match=r"processed\.va\.data; fetch .*uci"):

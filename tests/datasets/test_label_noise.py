@@ -167,7 +167,8 @@ def test_pair_asks_before_most_labels_are_wrong():
         ({"num_classes": 1}, ValueError, "num_classes must be >= 2, got 1"),
         ({"num_classes": 3}, ValueError, r"y must be in 0..2 .* got 3"),
         ({"num_classes": 4.0}, TypeError, "num_classes must be an int"),
-        ({"seed": -1}, ValueError, "seed must be >= 0"),
+        ({"seed": -1}, ValueError, "seed must be >= 0 and < 2.*, got -1"),
+        ({"seed": "a"}, TypeError, "seed must be an int, got 'a'"),
         ({"label": "z"}, ValueError, "label must be one of 'y', got 'z'"),
     ],
 )
@@ -187,13 +188,14 @@ def test_rejects(flip, kwargs, error, match):
         (np.array([-1, 0]), ValueError, r"y must be in 0..3 .* got -1"),
         (np.array(["a", "b"]), TypeError, "y must be ints, got <U1"),
         (np.array([True, False]), TypeError, "y must be ints, got bool"),
+        (np.array([0, 1], np.int8), ValueError, r"holds 199 .* got int8"),
         (np.zeros((2, 1), int), ValueError, r"one label per row, got shape \(2, 1\)"),
     ],
 )
 def test_rejects_labels(labels, error, match):
     dataset = Dataset({"y": labels}, {"y": labels})
     with pytest.raises(error, match=match):
-        label_noise.symmetric(dataset, 0.1, 4)
+        label_noise.symmetric(dataset, 0.1, 200 if labels.dtype == np.int8 else 4)
 
 
 def test_pooled_data_has_one_rate():

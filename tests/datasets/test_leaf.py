@@ -28,7 +28,13 @@ def write(folder, split, of_user, number=0, **members):
 
 
 def write_both(folder, of_user, **members):
-    return [write(folder, split, of_user, **members) for split in ("train", "test")]
+    """Test has each user's examples twice, and so is no copy of train."""
+    twice = {user: (2 * x, 2 * y) for user, (x, y) in of_user.items()}
+    counts = members.pop("num_samples", [len(y) for _, y in of_user.values()])
+    return [
+        write(folder, split, content, num_samples=[k * n for n in counts], **members)
+        for split, k, content in (("train", 1, of_user), ("test", 2, twice))
+    ]
 
 
 def images(*values):
@@ -79,9 +85,8 @@ def test_sample_of_shakespeare(sample):
 
 
 def test_femnist_is_inverted_and_users_of_all_files_are_sorted(tmp_path):
-    for split in ("train", "test"):
-        write(tmp_path, split, {"f2_00": (images(1.0, 0), [61, 0])})
-        write(tmp_path, split, {"f1_00": (images(0.25), [10])}, number=1)
+    write_both(tmp_path, {"f2_00": (images(1.0, 0), [61, 0])})
+    write_both(tmp_path, {"f1_00": (images(0.25), [10])}, number=1)
     data = leaf.femnist(tmp_path)
     assert data.client_ids == ("f1_00", "f2_00")
     assert data.train.sizes.tolist() == [1, 2]
@@ -155,17 +160,25 @@ def test_a_split_by_user_is_two_populations(tmp_path):
 
 
 def test_a_part_of_the_users(tmp_path):
-    for split in ("train", "test"):
-        for number, user in enumerate("cab"):
-            write(tmp_path, split, {user: (images(0), [number])}, number)
+    for number, user in enumerate("cab"):
+        write_both(tmp_path, {user: (images(0), [number])}, number=number)
     assert leaf.femnist(tmp_path, clients=["b", "c"]).client_ids == ("b", "c")
     # The first two of the files, then sorted; the last file is not opened.
     (tmp_path / "train" / "all_data_2_niid_0_keep_0_train_9.json").write_text("{")
     data = leaf.femnist(tmp_path, max_clients=2)
     assert data.client_ids == ("a", "c")
-    assert data.splits["test"].examples["y"].tolist() == [1, 0]
+    assert data.splits["test"].examples["y"].tolist() == [1, 1, 0, 0]
     with pytest.raises(DataFileError, match="test, user 'z': not among the 3 users"):
         leaf.femnist(tmp_path, "test", clients=["a", "z"])
+
+
+def test_test_is_no_copy_of_train(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path, split, {"a": (images(0, 1), [1, 2]), "b": (images(0), [2])})
+    with pytest.raises(DataFileError, match=r"test: .* its own, found those of tra"):
+        leaf.femnist(tmp_path)
+    # The one thing that a user says in both is no copy of a file.
+    assert leaf.femnist(tmp_path, clients=["b"]).num_clients == 1
 
 
 def test_users_that_leaf_has_dropped(tmp_path):

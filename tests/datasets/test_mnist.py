@@ -65,6 +65,15 @@ def test_pooled_images_from_idx(tmp_path, module, end):
         np.testing.assert_array_equal(split["y"], LABELS[part])
 
 
+@pytest.mark.parametrize("module", [mnist, fashion_mnist])
+def test_test_is_no_copy_of_train(tmp_path, module):
+    for prefix in ("train-", "t10k-"):
+        idx_files.write_pair(tmp_path, prefix, IMAGES["test"], LABELS["test"])
+    message = r"t10k-images.*content: expected .* a copy of .*train-images"
+    with pytest.raises(DataFileError, match=message):
+        module.load(tmp_path, complete=False)
+
+
 def test_pooled_images_from_npz(tmp_path):
     for path in (write_npz(tmp_path / "mnist.npz"), tmp_path):
         dataset = mnist.load(path, complete=False)
@@ -133,10 +142,11 @@ def test_the_split_of_the_writers_images(tmp_path):
         ({"part": "validation"}, "part must be one of 'train', 'test'"),
         ({"test_fraction": 1.5}, "test_fraction must be in"),
         ({"seed": -1}, "seed must be >= 0"),
+        ({"seed": 1.5}, "seed must be an int, got 1.5"),
     ],
 )
 def test_wrong_arguments(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         mnist.load_by_writer(tmp_path, **options)
 
 

@@ -247,3 +247,35 @@ def test_contiguous_pieces_are_a_stream_in_order():
     np.testing.assert_array_equal(np.concatenate(pieces), tokens)
     assert [len(piece) for piece in pieces] == [3, 3, 4]
     assert np.shares_memory(data.train.examples["x"], tokens)
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "match"),
+    [
+        (-1, ValueError, "seed must be >= 0 and < 2.*, got -1"),
+        ("a", TypeError, "seed must be an int, got 'a'"),
+        (None, TypeError, "seed must be an int, got None"),
+        (1.9, TypeError, "seed must be an int, got 1.9"),
+    ],
+)
+def test_impossible_seeds_are_refused(seed, error, match):
+    dataset = make_dataset([0, 1, 2, 0, 1, 2], [0, 1])
+    clustered = {
+        "label_swap": lambda d, n, seed, u: partition.label_swap(d, n, 1, seed),
+        "label_permutation": lambda d, n, seed, u: partition.label_permutation(
+            d, n, 1, seed
+        ),
+        "domains": lambda d, n, seed, u: partition.domains({"a": d}, n, seed),
+    }
+    for name, split in {**ALL, **clustered}.items():
+        if name != "contiguous":  # which draws nothing
+            with pytest.raises(error, match=match):
+                split(dataset, 3, seed, 0.5)  # pyright: ignore
+
+
+def test_what_is_no_dataset_is_refused():
+    arrays = make_dataset([0, 1, 2, 0, 1, 2]).train
+    natural = {"natural": lambda d, n, seed, u: partition.natural(d, "y")}
+    for split in (ALL | natural).values():
+        with pytest.raises(TypeError, match=r"must be a Dataset\(.*, got a dict"):
+            split(arrays, 3, 0, 0.5)  # pyright: ignore

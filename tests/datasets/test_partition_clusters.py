@@ -174,16 +174,18 @@ def test_impossible_arguments_are_refused():
         partition.label_swap(dataset, 4, 4)
     with pytest.raises(ValueError, match="at most the 6 permutations of 3 labels"):
         partition.label_permutation(dataset, 7, 7)
-    for pairs in ([(1, 1)], [(1, 5)]):
+    for pairs in ([(1, 1)], [(1, 5)], [(0, 1, 2)], [(0,)], [(0, 1, 1)]):
         with pytest.raises(ValueError, match="two different labels of"):
-            partition.label_swap(dataset, 2, 1, pairs=pairs)
+            partition.label_swap(dataset, 2, 1, pairs=pairs)  # pyright: ignore
     with pytest.raises(ValueError, match="pairs must be one per cluster, 2, got 1"):
         partition.label_swap(dataset, 2, 2, pairs=[(0, 1)])
-    for table in ([[0, 1]], [[0, 0, 1]], [[1, 2, 3]], [0, 1, 2]):
+    for table in ([[0, 1]], [[0, 0, 1]], [[1, 2, 3]], [0, 1, 2], [[0.0, 1, 2]]):
         with pytest.raises(ValueError, match="permutations must be 1 rows"):
             partition.label_permutation(dataset, 2, 1, permutations=table)
     with pytest.raises(ValueError, match="at least one domain"):
         partition.domains({}, 2)
+    with pytest.raises(ValueError, match="clients_per_domain must be >= 1, got 0"):
+        partition.domains({"a": dataset}, 0)
     wide = Dataset(domain(4, 0, width=3), domain(4, 0, width=3))
     narrow = Dataset(domain(4, 0), domain(4, 0))
     with pytest.raises(ValueError, match="x must have one dtype and shape"):

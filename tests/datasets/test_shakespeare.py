@@ -136,6 +136,10 @@ def test_zipped_or_not_and_blank_lines(plays):
         ('{"client_id": "a"}', "line 1, snippets: expected a list of strings"),
         ('{"client_id": "a", "snippets": [1]}', "line 1, snippets"),
         ('{"client_id": "a", "snippets": []}\n' * 2, "line 2, client_id: .* got 'a'"),
+        (
+            '{"client_id": "a", "snippets": [], "snippets": ["b"]}',
+            "line 1: expected JSON, 'snippets' occurs twice",
+        ),
         ("[" * 100_000, "line 1: expected JSON"),
     ],
 )

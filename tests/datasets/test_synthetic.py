@@ -228,6 +228,14 @@ def test_mixture_has_the_bayes_error_of_the_closed_form(alpha):
     assert stats.binomtest(int(wrong), n, error).pvalue > RARE
 
 
+def test_any_concentration_gives_shares():
+    for alpha in (1e-300, 1e-3, 1e308):
+        data, truth = mixture(5, alpha, seed=1)
+        assert data.num_clients == 5
+        np.testing.assert_allclose(truth["shares"].sum(1), 1)
+    np.testing.assert_allclose(truth["shares"], 1 / 2)
+
+
 @pytest.mark.parametrize("generate", GENERATORS)
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
@@ -238,7 +246,8 @@ def test_mixture_has_the_bayes_error_of_the_closed_form(alpha):
         ({"sizes": [3, 4, 5]}, ValueError, r"per client, \[2\], got \[3, 4, 5\]"),
         ({"sizes": 2.5}, TypeError, "sizes must be ints, got 2.5"),
         ({"test_fraction": 1.5}, ValueError, r"test_fraction must be in \[0, 1\]"),
-        ({"seed": -1}, ValueError, "seed must be >= 0 and finite, got -1"),
+        ({"seed": -1}, ValueError, "seed must be >= 0 and < 2.*, got -1"),
+        ({"seed": "a"}, TypeError, "seed must be an int, got 'a'"),
     ],
 )
 def test_rejects(generate, kwargs, error, match):

@@ -60,6 +60,8 @@ def test_held_out_rows_depend_on_the_seed_alone():
         tables.hold_out(keys, 1.5, 0)
     with pytest.raises(ValueError, match="seed must be >= 0"):
         tables.hold_out(keys, 0.5, -1)
+    with pytest.raises(TypeError, match="seed must be an int, got None"):
+        tables.hold_out(keys, 0.5, None)  # pyright: ignore
 
 
 def test_groups_are_not_split():

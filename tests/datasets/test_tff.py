@@ -249,6 +249,14 @@ def test_emnist_from_hdf5(tmp_path, images):
         tff.emnist(tmp_path)
 
 
+def test_test_is_no_copy_of_train(tmp_path, images):
+    for split in ("train", "test"):
+        path = tmp_path / f"fed_emnist_digitsonly_{split}.h5"
+        write_hdf5(path, images["train"])
+    with pytest.raises(DataFileError, match=r"test: .* its own, found those of tra"):
+        tff.emnist(tmp_path, only_digits=True)
+
+
 def test_a_part_of_the_clients(tmp_path, images):
     folder = {name: tmp_path / name for name in ("sqlite", "hdf5")}
     for path in folder.values():

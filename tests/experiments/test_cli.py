@@ -38,6 +38,18 @@ def test_absent_files_end_with_one_line_that_says_what_to_fetch(name, tmp_path, 
     assert "fetch" in line
 
 
+def test_what_cannot_be_read_ends_with_one_line(tmp_path, capsys):
+    roles = tmp_path / "roles.jsonl"
+    roles.write_text('{"client_id": "a/B", "snippets": ["to be", "or not"]}')
+    out = ["--devices", "8", "--out", str(tmp_path / "out")]
+    for options in (["--path", str(tmp_path)], ["--path", str(roles)]):
+        assert run("shakespeare", *options, "--num-clients", "5000", *out) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("fedjax-core: ")
+        assert str(tmp_path) in line
+    assert "expected 5000 with two speeches, found 1" in line
+
+
 def test_run_alone_lists_the_experiments(capsys):
     assert run() == 2
     assert "quickstart" in capsys.readouterr().out

@@ -28,6 +28,7 @@ def test_absent_files_are_named_with_their_source(tmp_path):
         ({"model": "lstm"}, "model must be one of 'mlp', 'cnn'"),
         ({"test_fraction": 0.0}, "test_fraction must be in"),
         ({"rounds": 0}, "rounds must be >= 1"),
+        ({"cohort_size": 540}, r"cohort_size must be in \[1, 539\], got 540"),
     ],
 )
 def test_wrong_options(options, message):

@@ -10,6 +10,7 @@ import pytest
 from fedjax_core.datasets import characters
 from fedjax_core.experiments import shakespeare
 from fedjax_core.experiments.shakespeare import PRESETS, Experiment
+from fedjax_core.files import DataFileError
 
 
 @pytest.fixture
@@ -53,8 +54,9 @@ def test_roles_are_drawn_once_and_keep_their_order(tiny):
     assert data.num_clients == 5
     everyone = shakespeare.load(dataclasses.replace(tiny, num_clients=None))
     assert everyone.client_ids == tuple(f"play/ROLE {i}" for i in range(1, 7))
-    with pytest.raises(ValueError, match=r"num_clients must be in \[1, 6\], got 7"):
-        shakespeare.load(dataclasses.replace(tiny, num_clients=7))
+    for more in ({"num_clients": 7}, {"num_clients": None, "cohort_size": 7}):
+        with pytest.raises(DataFileError, match=r"roles: expected 7 .*, found 6"):
+            shakespeare.load(dataclasses.replace(tiny, **more))
 
 
 def test_guessing_names_the_most_frequent_character(tiny):

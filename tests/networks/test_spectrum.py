@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.networks import graph, graphs, spectrum, variation
+from fedjax_core.networks import graph, graphs, projections, spectrum, variation
 from fedjax_core.networks.graph import Graph
 
 
@@ -207,7 +207,7 @@ def test_TG8_missing_pairs_at_weight_zero_change_nothing():
 def test_TG9_projections_split_every_network_of_models():
     rng = np.random.default_rng(0)
     W = {"a": rng.standard_normal((5, 3)), "b": rng.standard_normal(5)}
-    mean, rest = spectrum.project_consensus(W), spectrum.project_deviation(W)
+    mean, rest = projections.consensus(W), projections.deviation(W)
     for k, w in W.items():
         np.testing.assert_allclose(mean[k] + rest[k], w, atol=1e-12)
         np.testing.assert_allclose(mean[k], np.broadcast_to(w.mean(0), w.shape))
@@ -215,7 +215,7 @@ def test_TG9_projections_split_every_network_of_models():
         np.testing.assert_allclose(
             (w**2).sum(), (mean[k] ** 2).sum() + (rest[k] ** 2).sum(), rtol=1e-9
         )
-    again = spectrum.project_consensus(mean)
+    again = projections.consensus(mean)
     np.testing.assert_allclose(again["a"], mean["a"], atol=1e-12)
 
 
