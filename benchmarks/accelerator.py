@@ -19,8 +19,9 @@ import workloads
 from fedjax_core import Execution, client_mesh, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.execution import choose_execution
+from fedjax_core.layers import Lowering
 
-SETTINGS = {  # lowering, clients per block
+SETTINGS: dict[str, list[tuple[Lowering, int]]] = {  # lowering, clients per block
     "cifar10": [("patches", 50), ("lax", 50), ("patches", 25), ("patches", 10)],
     "W1": [("patches", n) for n in (8, 13, 25, 50)] + [("lax", 25)],
     "W2": [("lax", n) for n in (63, 125, 250, 500, 1000)],
@@ -29,7 +30,7 @@ SETTINGS = {  # lowering, clients per block
 ROUNDS = {"cifar10": 60, "W1": 40, "W2": 120, "W3": 15}
 
 
-def job(name: str, lowering: str) -> tuple:
+def job(name: str, lowering: Lowering) -> tuple:
     """Data, model, algorithm and cohort size of a job."""
     if name == "cifar10":
         model = models.cifar_cnn(lowering=lowering)
@@ -54,7 +55,7 @@ def main() -> None:
     for name in args.jobs:
         data, model, algorithm, cohort_size = job(name, "auto")
         chosen = choose_execution(model, data.train, algorithm.work, cohort_size)
-        first = ("auto", chosen.block_size)
+        first: tuple[Lowering, int] = ("auto", chosen.block_size)
         for lowering, block in [first, *SETTINGS[name]]:
             if time.perf_counter() - start > args.limit:
                 return

@@ -12,7 +12,9 @@ from fedjax_core.files import DataFileError
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
+    "book_exercises": "exercises of Jung's book, the right numbers beside ours",
     "fmi_weather": "tomorrow's weather at 200 stations: alone, over a network, as one",
+    "gtvmin_demo": "clustered regression on a network: alone, by GTVMin, by oracle",
     "heart_disease": "four hospitals: alone, together and pooled (needs files)",
     "mnist_by_writer": "MNIST with its writers as clients, new ones too (needs files)",
     "partitions": "one figure: what every partitioner gives to whom",

@@ -3,7 +3,7 @@
 Every function draws on matplotlib axes that it is given.
 
 References:
-  Jung, "Federated Learning: From Theory to Practice", Figures 3.1, 4.2 and 5.5.
+  Jung, "Federated Learning: From Theory to Practice", Figures 3.1, 5.5 and 5.6.
 """
 
 from collections.abc import Mapping, Sequence

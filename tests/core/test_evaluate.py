@@ -101,7 +101,7 @@ def test_padding_is_masked_and_repeats_a_real_row():
         packed,
         batch_size=4,
     )
-    batches, _ = evaluator.data
+    (batches, _), *_ = evaluator.chunks()
     mask = np.asarray(batches["example_mask"])
     assert mask.shape == (1, 2, 4)
     assert mask.sum() == 5

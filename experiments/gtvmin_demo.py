@@ -1,0 +1,480 @@
+"""Clustered linear regression on a network: alone, over the network, or by oracle?
+
+Nodes of a stochastic block graph hold a few noisy examples of a linear model each, and
+nodes of one cluster have the same true parameters. Nobody knows the clusters: GTVMin
+only sees that neighbours are mostly alike, and its strength alpha says how much that
+counts. Compares it with purely local fits, with one model for all, and with an oracle
+that pools every true cluster. Draws the estimation error against alpha and against the
+number of local examples, the parameters on the network, how FedGD and FedRelax converge
+beside the rates that theory promises, and FedRelax run asynchronously.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_core import check
+from fedjax_core.algorithms.networks import fedgd, fedrelax
+from fedjax_core.networks import (
+    asynchronous,
+    contraction,
+    graphs,
+    gtvmin,
+    network,
+    plots,
+    spectrum,
+)
+from fedjax_core.networks.erm import linear_data
+from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.iterate import block_max_norm
+from fedjax_core.networks.oracles import (
+    Quadratic,
+    least_squares_statistics,
+    quadratic,
+)
+from fedjax_core.types import Key
+
+METHODS: tuple[str, ...] = ("alone", "network", "one model for all", "oracle")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      sizes: nodes of every cluster.
+      p_in: probability of an edge inside a cluster.
+      p_out: probability of an edge between clusters.
+      num_features: d.
+      noise_std: of the labels; true parameters are drawn from N(0, I).
+      num_examples: examples of a node, one sweep for each number.
+      shown: the number of examples of the pictures, one of `num_examples`.
+      alphas: strengths of GTVMin, beside 0 and infinity.
+      rounds: of FedGD and FedRelax; asynchronous runs have twice as many events.
+      bounds: of partially asynchronous runs: windows in which every node acts, and
+        largest ages of copies.
+      num_seeds: draws of parameters and examples; the network stays.
+      graph_seed: of the network.
+      out: directory for the figures.
+    """
+
+    sizes: tuple[int, ...] = (30, 30, 30)
+    p_in: float = 0.3
+    p_out: float = 0.01
+    num_features: int = 5
+    noise_std: float = 1.5
+    num_examples: tuple[int, ...] = (3, 6, 12, 25, 50, 100)
+    shown: int = 12
+    alphas: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+    rounds: int = 150
+    bounds: tuple[int, ...] = (1, 4, 12)
+    num_seeds: int = 10
+    graph_seed: int = 0
+    out: Path = Path("runs/gtvmin_demo")
+
+    def __post_init__(self):
+        graphs.block_labels(self.sizes)
+        check.in_range(0, 1, p_in=self.p_in, p_out=self.p_out)
+        check.positive(noise_std=self.noise_std)
+        check.non_negative(graph_seed=self.graph_seed)
+        check.positive_int(
+            num_features=self.num_features,
+            rounds=self.rounds,
+            num_seeds=self.num_seeds,
+        )
+        for name in ("num_examples", "alphas", "bounds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty.")
+        for m in self.num_examples:
+            check.positive_int(num_examples=m)
+        for bound in self.bounds:
+            check.positive_int(bounds=bound)
+        for alpha in self.alphas:
+            check.positive(alphas=alpha)
+        check.one_of(self.num_examples, shown=self.shown)
+
+
+PRESETS = {
+    "default": Experiment(),
+    "smoke": Experiment(
+        sizes=(10, 10),
+        p_in=0.5,
+        p_out=0.03,
+        num_features=3,
+        num_examples=(2, 8),
+        shown=8,
+        alphas=(0.01, 0.1, 1),
+        rounds=40,
+        bounds=(2,),
+        num_seeds=2,
+    ),
+}
+
+
+class Problem(NamedTuple):
+    """One draw.
+
+    Attributes:
+      W_true: ``[n, d]``, equal rows in a cluster.
+      statistics: the nodes' average squared errors.
+    """
+
+    W_true: jax.Array
+    statistics: Quadratic
+
+
+class Sweep(NamedTuple):
+    """Estimation errors, ||W - W_true||^2 over ||W_true||^2.
+
+    Attributes:
+      network: ``[seeds, num_examples, alphas]``.
+      alone: ``[seeds, num_examples]``, at alpha 0.
+      everyone: ``[seeds, num_examples]``, one model for all.
+      oracle: ``[seeds, num_examples]``, one model for every true cluster.
+    """
+
+    network: np.ndarray
+    alone: np.ndarray
+    everyone: np.ndarray
+    oracle: np.ndarray
+
+    def best(self, k: int) -> int:
+        """Which alpha has the smallest mean error with num_examples[k]."""
+        return int(self.network[:, k].mean(0).argmin())
+
+
+def build(experiment: Experiment) -> Graph:
+    """Draws the network.
+
+    Raises:
+      ValueError: it is not connected.
+    """
+    e = experiment
+    graph = graphs.stochastic_block(e.sizes, e.p_in, e.p_out, e.graph_seed)
+    spectrum.check_connected(graph)
+    return graph
+
+
+def draw(experiment: Experiment, key: Key, m: ArrayLike) -> Problem:
+    """Draws parameters and, for every node, its first m of the most examples."""
+    e = experiment
+    label, most = graphs.block_labels(e.sizes), max(e.num_examples)
+    cluster_key, example_key = jax.random.split(key)
+    W = jax.random.normal(cluster_key, (len(e.sizes), e.num_features))[label]
+    keys = jax.random.split(example_key, len(label))
+    X, y = jax.vmap(lambda key, w: linear_data(key, most, w, e.noise_std))(keys, W)
+    mask = jnp.broadcast_to(jnp.arange(most) < m, y.shape)
+    return Problem(W, least_squares_statistics(X, y, mask))
+
+
+def solve(graph: Graph, problem: Problem, alpha: ArrayLike) -> jax.Array:
+    """The solution of GTVMin, ``[n, d]``; the least norm if there are several."""
+    Q, q, _ = problem.statistics
+    return gtvmin.conjugate_gradients(graph, Q, q, alpha, tol=1e-6).W
+
+
+def sweep(experiment: Experiment, graph: Graph) -> Sweep:
+    """All seeds, numbers of examples and alphas in one compiled program."""
+    e = experiment
+    label = graphs.block_labels(e.sizes)
+    member = jnp.asarray(label == np.arange(len(e.sizes))[:, None], float)
+
+    def one(key, m, alphas):
+        problem = draw(e, key, m)
+        Q, q, _ = problem.statistics
+
+        def error(W):
+            return jnp.sum((W - problem.W_true) ** 2) / jnp.sum(problem.W_true**2)
+
+        def pooled(weight):
+            return gtvmin.locally_weighted(Q, q, weight)
+
+        coupled = jax.vmap(lambda alpha: error(solve(graph, problem, alpha)))(alphas)
+        everyone = pooled(jnp.ones(len(label)))
+        oracle = jax.vmap(pooled)(member)[label]
+        return (
+            coupled[1:],
+            coupled[0],
+            error(jnp.broadcast_to(everyone, q.shape)),
+            error(oracle),
+        )
+
+    with jax.enable_x64(True):
+        over = jax.vmap(jax.vmap(one, (None, 0, None)), (0, None, None))
+        keys = jax.vmap(jax.random.key)(jnp.arange(e.num_seeds))
+        m, alphas = jnp.array(e.num_examples), jnp.array([0, *e.alphas])
+        return Sweep(*map(np.asarray, jax.jit(over)(keys, m, alphas)))
+
+
+class Run(NamedTuple):
+    """A method on its way to the solution.
+
+    Attributes:
+      error: ``[rounds + 1]``, distance to the solution over that of the start.
+      bound: ``[rounds + 1]``, what theory allows.
+    """
+
+    error: np.ndarray
+    bound: np.ndarray
+
+
+def converge(
+    experiment: Experiment, graph: Graph, problem: Problem, alpha: float
+) -> dict[str, Run]:
+    """FedGD and FedRelax from 0, beside their rates.
+
+    FedGD takes the rate 1 / (l1 + ld) of the eigenvalues of Q and is measured in the
+    Euclidean norm, FedRelax in the block-maximum norm, where their theories hold.
+    """
+    Q, q, _ = problem.statistics
+    rounds = experiment.rounds
+    solution = gtvmin.closed_form(graph, Q, q, alpha)
+    low, high = contraction.extreme_eigenvalues(gtvmin.system(graph, Q, q, alpha)[0])
+    eta = contraction.optimal_rate(low, high)
+    convexity = asynchronous.quadratic_convexity(Q)
+    methods = {
+        "FedGD": (
+            fedgd.make(graph, quadratic(Q, q), alpha=alpha, eta=eta),
+            jnp.linalg.norm,
+            contraction.optimal_factor(low, high),
+        ),
+        "FedRelax": (
+            fedrelax.make_quadratic(graph, Q, q, alpha=alpha),
+            block_max_norm,
+            asynchronous.fedrelax_contraction(graph, convexity, alpha),
+        ),
+    }
+    runs = {}
+    for name, (method, norm, factor) in methods.items():
+        start = norm(solution)
+        _, error = network.run(
+            method,
+            jnp.zeros_like(q),
+            rounds,
+            record=lambda W, norm=norm, start=start: norm(W - solution) / start,
+        )
+        bound = np.asarray(factor) ** np.arange(rounds + 1)
+        runs[name] = Run(np.r_[1, error], bound)
+    return runs
+
+
+def converge_asynchronously(
+    experiment: Experiment, graph: Graph, problem: Problem, alpha: float
+) -> dict[int, tuple[asynchronous.Schedule, Run]]:
+    """FedRelax on a random partially asynchronous schedule for every bound."""
+    Q, q, _ = problem.statistics
+    solution = gtvmin.closed_form(graph, Q, q, alpha)
+    method = fedrelax.make_quadratic(graph, Q, q, alpha=alpha)
+    convexity = asynchronous.quadratic_convexity(Q)
+    kappa = asynchronous.fedrelax_contraction(graph, convexity, alpha)
+    start, events = block_max_norm(solution), 2 * experiment.rounds
+    runs = {}
+    for bound in experiment.bounds:
+        schedule = asynchronous.partially_asynchronous(
+            graph, events, bound, jax.random.key(bound), activity=0.3
+        )
+        asynchronous.check_partially_asynchronous(schedule, bound)
+        _, error = asynchronous.run(
+            method,
+            schedule,
+            jnp.zeros_like(q),
+            record=lambda W: block_max_norm(W - solution) / start,
+        )
+        t = jnp.arange(events + 1)
+        limit = asynchronous.contraction_bound(kappa, bound, t)
+        runs[bound] = schedule, Run(np.r_[1, error], np.asarray(limit))
+    return runs
+
+
+def errors(sweep: Sweep, k: int) -> dict[str, np.ndarray]:
+    """Errors ``[seeds]`` of all methods with num_examples[k], at the best alpha."""
+    by_method = (
+        sweep.alone[:, k],
+        sweep.network[:, k, sweep.best(k)],
+        sweep.everyone[:, k],
+        sweep.oracle[:, k],
+    )
+    return dict(zip(METHODS, by_method, strict=True))
+
+
+def table(experiment: Experiment, sweep: Sweep) -> Table:
+    """Mean errors, one row per number of examples."""
+    e = experiment
+    out = Table(
+        title=f"estimation error, {sum(e.sizes)} nodes, {e.num_seeds} seeds",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    out.add_column("examples\nper node", justify="right")
+    for name in METHODS:
+        out.add_column(name.replace(" for", "\nfor"), justify="right")
+    out.add_column("best\nalpha", justify="right")
+    for k, m in enumerate(e.num_examples):
+        row = errors(sweep, k).values()
+        numbers = (f"{x.mean():.3f} ± {x.std():.3f}" for x in row)
+        out.add_row(str(m), *numbers, f"{e.alphas[sweep.best(k)]:g}")
+    return out
+
+
+def figure(
+    experiment: Experiment, graph: Graph, sweep: Sweep, path: Path | None = None
+) -> Any:
+    """Draws the parameters on the network, the errors, and the convergence.
+
+    Returns:
+      A matplotlib Figure; written to `path` if given.
+    """
+    from matplotlib.figure import Figure
+
+    e = experiment
+    k = e.num_examples.index(e.shown)
+    alpha = e.alphas[sweep.best(k)]
+    result = Figure(figsize=(13.5, 8.6), layout="constrained")
+    maps, charts = result.subplots(2, 3)
+    with jax.enable_x64(True):
+        problem = draw(e, jax.random.key(0), e.shown)
+        _maps(result, maps, graph, problem, alpha)
+        runs = converge(e, graph, problem, alpha)
+
+    against_alpha, against_size, rounds = charts
+    colors: dict[str, str] = dict(zip(METHODS, plots.COLORS, strict=False))
+    for name, x in errors(sweep, k).items():
+        if name != "network":
+            against_alpha.axhline(x.mean(), color=colors[name], linestyle="--")
+            place = (e.alphas[0], x.mean())
+            against_alpha.annotate(
+                name, place, (0, 3), textcoords="offset points", color=colors[name]
+            )
+    _band(against_alpha, e.alphas, sweep.network[:, k], colors["network"], "network")
+    against_alpha.set(
+        title=f"error against alpha, {e.shown} examples each", xlabel="alpha"
+    )
+    for name in METHODS:
+        x = np.stack([errors(sweep, i)[name] for i in range(len(e.num_examples))], 1)
+        label = "network, best alpha" if name == "network" else name
+        _band(against_size, e.num_examples, x, colors[name], label)
+    against_size.set(title="error against local data", xlabel="examples per node")
+    against_size.legend(frameon=False)
+    for axes in (against_alpha, against_size):
+        axes.set(xscale="log", yscale="log", ylabel="estimation error")
+        axes.grid(alpha=0.25)
+    against_size.set_xticks(e.num_examples, [str(m) for m in e.num_examples])
+    against_size.minorticks_off()
+    plots.convergence(
+        rounds,
+        {name: run.error for name, run in runs.items()},
+        {name: run.bound for name, run in runs.items()},
+    )
+    rounds.set(
+        title=f"rounds to the solution, alpha = {alpha:g}", ylabel="relative distance"
+    )
+    return _written(result, path)
+
+
+def asynchronous_figure(
+    experiment: Experiment, graph: Graph, sweep: Sweep, path: Path | None = None
+) -> Any:
+    """Draws who acts when in a part of the network, and how far it gets.
+
+    Returns:
+      A matplotlib Figure; written to `path` if given.
+    """
+    from matplotlib.figure import Figure
+
+    e = experiment
+    k = e.num_examples.index(e.shown)
+    alpha = e.alphas[sweep.best(k)]
+    with jax.enable_x64(True):
+        problem = draw(e, jax.random.key(0), e.shown)
+        runs = converge_asynchronously(e, graph, problem, alpha)
+    middle = e.bounds[len(e.bounds) // 2]
+    schedule = runs[middle][0]
+
+    result = Figure(figsize=(13.5, 4.6), layout="constrained")
+    left, right = result.subplots(1, 2, width_ratios=(8, 5))
+    # More nodes of the same cluster could not be told apart.
+    shown = min(6, graph.num_nodes)
+    lines = plots.timeline(left, graph, schedule, range(shown), 24)
+    bar = result.colorbar(lines, ax=left, pad=0.01, aspect=30)
+    bar.set_ticks(range(schedule.max_delay + 1))
+    bar.minorticks_off()
+    bar.set_label("age of the copy that is read")
+    bar.outline.set_visible(False)
+    left.set_title(
+        f"who acts, on what copies: {shown} of {graph.num_nodes} nodes, B = {middle}"
+    )
+    plots.convergence(
+        right,
+        {f"B = {bound}": run.error for bound, (_, run) in runs.items()},
+        {f"B = {bound}": run.bound for bound, (_, run) in runs.items()},
+    )
+    right.set(
+        title=f"asynchronous FedRelax, alpha = {alpha:g}",
+        xlabel="event",
+        ylabel="relative distance",
+    )
+    return _written(result, path)
+
+
+def main(experiment: Experiment) -> None:
+    """Runs the experiment, prints its table and says where the figures are."""
+    console = Console()
+    graph = build(experiment)
+    found = sweep(experiment, graph)
+    console.print(table(experiment, found))
+    for name, draw_it in (
+        ("gtvmin_demo", figure),
+        ("asynchronous", asynchronous_figure),
+    ):
+        path = experiment.out / f"{name}.png"
+        draw_it(experiment, graph, found, path)
+        console.print(f"figure: {path}", highlight=False)
+
+
+def _maps(figure: Any, axes: Any, graph: Graph, problem: Problem, alpha: float) -> None:
+    """The network three times: true, local and GTVMin's parameters."""
+    W_true = np.asarray(problem.W_true)
+    # What tells the clusters apart best, in one number.
+    centre = W_true.mean(0)
+    direction = np.linalg.svd(W_true - centre)[2][0]
+    pictures = {
+        "the truth": W_true,
+        "every node alone": solve(graph, problem, 0.0),
+        f"GTVMin, alpha = {alpha:g}": solve(graph, problem, alpha),
+    }
+    values = {
+        name: (np.asarray(W) - centre) @ direction for name, W in pictures.items()
+    }
+    most = 1.15 * np.abs(values["the truth"]).max()
+    place = plots.layout(graph)
+    nodes = None
+    for panel, (name, value) in zip(axes, values.items(), strict=True):
+        nodes = plots.network(
+            panel, graph, value, place, cmap="RdYlBu_r", vmin=-most, vmax=most
+        )
+        panel.set_title(name)
+    bar = figure.colorbar(nodes, ax=axes, shrink=0.8, pad=0.01, extend="both")
+    bar.set_label("parameters, along the main\ndifference of the clusters")
+    bar.outline.set_visible(False)
+
+
+def _band(axes: Any, x: Any, y: np.ndarray, color: str, label: str) -> None:
+    """The mean over seeds, and from the least to the most as a band."""
+    axes.plot(x, y.mean(0), "o-", color=color, label=label, markersize=4)
+    axes.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.18, linewidth=0)
+
+
+def _written(figure: Any, path: Path | None) -> Any:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    return figure
