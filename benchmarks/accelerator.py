@@ -21,11 +21,11 @@ from fedjax_core.algorithms import fedavg
 from fedjax_core.execution import choose_execution
 from fedjax_core.layers import Lowering
 
-SETTINGS: dict[str, list[tuple[Lowering, int]]] = {  # lowering, clients per block
-    "cifar10": [("patches", 50), ("lax", 50), ("patches", 25), ("patches", 10)],
-    "W1": [("patches", n) for n in (8, 13, 25, 50)] + [("lax", 25)],
-    "W2": [("lax", n) for n in (63, 125, 250, 500, 1000)],
-    "W3": [("lax", n) for n in (1, 5, 10)],
+SETTINGS: dict[str, dict[Lowering, tuple[int, ...]]] = {  # clients per block
+    "cifar10": {"patches": (10, 25, 50), "lax": (50,)},
+    "W1": {"patches": (8, 13, 25, 50), "lax": (25,)},
+    "W2": {"auto": (63, 125, 250, 500, 1000)},
+    "W3": {"auto": (1, 5, 10)},
 }
 ROUNDS = {"cifar10": 60, "W1": 40, "W2": 120, "W3": 15}
 
@@ -55,8 +55,12 @@ def main() -> None:
     for name in args.jobs:
         data, model, algorithm, cohort_size = job(name, "auto")
         chosen = choose_execution(model, data.train, algorithm.work, cohort_size)
-        first: tuple[Lowering, int] = ("auto", chosen.block_size)
-        for lowering, block in [first, *SETTINGS[name]]:
+        settings = [
+            (lowering, block)
+            for lowering, blocks in SETTINGS[name].items()
+            for block in blocks
+        ]
+        for lowering, block in [("auto", chosen.block_size), *settings]:
             if time.perf_counter() - start > args.limit:
                 return
             _, model, algorithm, _ = job(name, lowering)
