@@ -55,12 +55,13 @@ def main() -> None:
     for name in args.jobs:
         data, model, algorithm, cohort_size = job(name, "auto")
         chosen = choose_execution(model, data.train, algorithm.work, cohort_size)
-        settings = [
+        settings: list[tuple[Lowering, int]] = [("auto", chosen.block_size)]
+        settings += [
             (lowering, block)
             for lowering, blocks in SETTINGS[name].items()
             for block in blocks
         ]
-        for lowering, block in [("auto", chosen.block_size), *settings]:
+        for lowering, block in settings:
             if time.perf_counter() - start > args.limit:
                 return
             _, model, algorithm, _ = job(name, lowering)
