@@ -56,11 +56,8 @@ def main() -> None:
         data, model, algorithm, cohort_size = job(name, "auto")
         chosen = choose_execution(model, data.train, algorithm.work, cohort_size)
         settings: list[tuple[Lowering, int]] = [("auto", chosen.block_size)]
-        settings += [
-            (lowering, block)
-            for lowering, blocks in SETTINGS[name].items()
-            for block in blocks
-        ]
+        for lowering, blocks in SETTINGS[name].items():
+            settings.extend((lowering, block) for block in blocks)
         for lowering, block in settings:
             if time.perf_counter() - start > args.limit:
                 return
