@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.mechanisms import add_gaussian
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, as_mask
 from fedjax_core.networks.network import Channel
 from fedjax_core.random import stream
 from fedjax_core.reduce import select
@@ -131,9 +131,9 @@ def poison_channel(
         raise ValueError("poison_channel needs nodes or links to attack.")
     attacked = jnp.zeros(graph.source.shape, bool)
     if nodes is not None:
-        attacked |= _mask("nodes", nodes, (graph.num_nodes,))[graph.source]
+        attacked |= as_mask("nodes", nodes, (graph.num_nodes,))[graph.source]
     if links is not None:
-        attacked |= _mask("links", links, attacked.shape)
+        attacked |= as_mask("links", links, attacked.shape)
     return lambda messages, t, key: poison(messages, attacked, attack, key)
 
 
@@ -216,12 +216,19 @@ def smallest_attack(
     Returns:
       None where no number of them does.
 
+    Raises:
+      ValueError: the error without an attack is not finite.
+
     References:
       Jung, "Federated Learning: From Theory to Practice", Exercise 10.2.
     """
     check.positive(rise=rise)
     errors = np.asarray(errors)
-    reached = np.flatnonzero(~(errors < (1 + rise) * errors[0]))
+    honest = errors[0]
+    if not np.isfinite(honest):
+        raise ValueError(f"errors must start with a finite one, got {honest}.")
+    raised = (errors > honest) & (errors >= (1 + rise) * honest)
+    reached = np.flatnonzero(raised | ~np.isfinite(errors))
     return int(reached[0]) if reached.size else None
 
 
@@ -229,12 +236,3 @@ def _check_fraction(fraction: Any) -> None:
     check.in_range(0, 1, fraction=fraction)
     if not isinstance(fraction, Tracer) and fraction == 1:
         raise ValueError(f"fraction must be in [0, 1), got {fraction!r}.")
-
-
-def _mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    mask = jnp.asarray(value)
-    if mask.dtype != bool or mask.shape != shape:
-        raise ValueError(
-            f"{name} must be bool of shape {shape}, got {mask.dtype} {mask.shape}."
-        )
-    return mask

@@ -33,7 +33,7 @@ def gaussian_sigma_classical(
 
     The book prints it without a range. It is proved for epsilon < 1 and wrong for large
     ones: with delta = 1e-5 and epsilon = 10 the true delta is 2.27e-5. Below 1 it is
-    right but generous; `gaussian_sigma` is never wrong and never generous.
+    right but generous; `gaussian_sigma` is as small as it may be.
 
     Args:
       epsilon: > 0, and < 1 unless allowed.
@@ -102,7 +102,9 @@ def gaussian_log_delta(noise: float, epsilon: float) -> float:
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """The smallest standard deviation of normal noise that is (epsilon, delta)-DP.
 
-    Inverts `gaussian_delta`, to about ten digits and rounded to the safe side.
+    Inverts `gaussian_delta`, to about ten digits and rounded to the safe side. Where
+    epsilon and delta are both close to the rounding of floats it can fall short: with
+    1e-15 and 1e-14 the true delta is 1.0044 times the one asked for.
 
     Args:
       epsilon: > 0.

@@ -6,14 +6,17 @@ References:
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.mechanisms import check_room
 from fedjax_core.networks.graph import Graph
 
 
@@ -39,11 +42,12 @@ def poison_data(
 
     Raises:
       ValueError: the shape of `attacked` does not start those of X and y.
+      TypeError: fractions for data of ints.
     """
     if features is not None:
-        X = jnp.where(_widen(attacked, X), X + jnp.asarray(features, X.dtype), X)
+        X = jnp.where(_widen(attacked, X), X + _cast("features", features, X), X)
     if labels is not None:
-        y = jnp.where(_widen(attacked, y), y + jnp.asarray(labels, y.dtype), y)
+        y = jnp.where(_widen(attacked, y), y + _cast("labels", labels, y), y)
     return X, y
 
 
@@ -59,7 +63,8 @@ def flip_labels(
       shift: not a multiple of K.
 
     Raises:
-      ValueError: num_classes < 2, or a shift that changes nothing.
+      ValueError: num_classes < 2, more classes than the dtype of y has room for, or
+        a shift that changes nothing.
     """
     check.positive_int(num_classes=num_classes)
     if num_classes < 2 or shift % num_classes == 0:
@@ -67,7 +72,11 @@ def flip_labels(
             "flip_labels needs num_classes >= 2 and a shift that is no multiple of it, "
             f"got {num_classes} and {shift}."
         )
-    return jnp.where(_widen(attacked, y), (y + shift) % num_classes, y)
+    if jnp.issubdtype(y.dtype, jnp.integer):
+        check_room(y.dtype, num_classes)
+    wide = jnp.promote_types(y.dtype, jnp.int32)
+    flipped = (y.astype(wide) + shift % num_classes) % num_classes
+    return jnp.where(_widen(attacked, y), flipped.astype(y.dtype), y)
 
 
 def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
@@ -127,13 +136,21 @@ class Trigger:
         return cls(columns, tuple(float(h == hour) for h in range(24)))
 
     def stamp(self, X: jax.Array) -> jax.Array:
-        """X ``[..., d]`` with the trigger put on every row."""
-        values = jnp.asarray(self.values, X.dtype)
+        """X ``[..., d]`` with the trigger put on every row.
+
+        Raises:
+          TypeError: fractions for features of ints.
+        """
+        values = _cast("values", self.values, X)
         return X.at[..., np.asarray(self.columns)].set(values)
 
     def holds(self, X: jax.Array) -> jax.Array:
-        """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool."""
-        values = jnp.asarray(self.values, X.dtype)
+        """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool.
+
+        Raises:
+          TypeError: fractions for features of ints.
+        """
+        values = _cast("values", self.values, X)
         found = X[..., np.asarray(self.columns)]
         return (found == jnp.broadcast_to(values, found.shape)).all(-1)
 
@@ -149,9 +166,13 @@ def plant_backdoor(
       attacked: bool, its shape starts that of y.
       trigger: opens the back door.
       target: what to predict then.
+
+    Raises:
+      ValueError: the shape of `attacked` does not start those of X and y.
+      TypeError: fractions for data of ints.
     """
     X = jnp.where(_widen(attacked, X), trigger.stamp(X), X)
-    return X, jnp.where(_widen(attacked, y), jnp.asarray(target, y.dtype), y)
+    return X, jnp.where(_widen(attacked, y), _cast("target", target, y), y)
 
 
 def clean_error(
@@ -194,6 +215,20 @@ def attack_success(
     """
     check.non_negative(tolerance=tolerance)
     return (jnp.abs(predict(trigger.stamp(X)) - target) <= tolerance).mean()
+
+
+def _cast(name: str, value: Any, like: jax.Array) -> jax.Array:
+    """Brings a value to the dtype of data, unless that would change it."""
+    if not jnp.issubdtype(like.dtype, jnp.inexact):
+        if isinstance(value, Tracer):
+            exact = jnp.issubdtype(value.dtype, jnp.integer)
+        else:
+            known = np.asarray(value)
+            with np.errstate(invalid="ignore"):  # NaN is no int, which is refused
+                exact = np.array_equal(known.astype(like.dtype), known)
+        if not exact:
+            raise TypeError(f"{name} must fit data of {like.dtype}, got {value}.")
+    return jnp.asarray(value).astype(like.dtype)
 
 
 def _widen(attacked: jax.Array, like: jax.Array) -> jax.Array:

@@ -20,8 +20,8 @@ from jax.typing import ArrayLike
 from scipy import stats
 
 from fedjax_core import check
-from fedjax_core.networks import gtvmin
 from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.least_norm import Inverse, adjacency, coupled_inverse
 from fedjax_core.networks.oracles import as_float, least_squares_statistics
 from fedjax_core.types import Key, PyTree
 
@@ -53,8 +53,8 @@ def label_sensitivity(
       mask: ``[n, m]`` bool, which data points are there; all by default.
 
     Returns:
-      ``[n, m]``, zero for data points that are not there; NaN or inf where Q is
-      singular (see `check_regular`).
+      ``[n, m]``, zero for data points that are not there; NaN for all others where Q
+      is singular (see `check_regular`).
 
     Raises:
       ValueError: arrays whose shapes do not fit, or alpha < 0.
@@ -62,9 +62,10 @@ def label_sensitivity(
     References:
       Jung, (179).
     """
-    X, mask, count, Q = _problem(graph, X, alpha, mask)
+    X, mask, count, inverse = _problem(graph, X, alpha, mask)
     n, _, d = X.shape
-    columns = jnp.linalg.inv(Q).reshape(n * d, n, d)
+    columns = jnp.where(inverse.singular, jnp.nan, inverse.matrix)
+    columns = columns.reshape(n * d, n, d)
     gram = jnp.einsum("kia,kib->iab", columns, columns)  # of the columns of each node
     square = jnp.einsum("ira,iab,irb->ir", X, gram, X)
     moved = jnp.sqrt(jnp.maximum(square, 0)) / count[:, None]
@@ -103,16 +104,14 @@ def check_regular(
     Returns:
       The smallest eigenvalue of Q, for `label_sensitivity_bound`.
     """
-    *_, Q = _problem(graph, X, alpha, mask)
-    values = np.linalg.eigvalsh(np.asarray(Q))
-    tolerance = len(values) * np.finfo(values.dtype).eps * max(values[-1], 0)
-    if not values[0] > tolerance:
+    *_, inverse = _problem(graph, X, alpha, mask)
+    if inverse.singular:
         raise ValueError(
-            "GTVMin must have one solution, got a singular Q with smallest eigenvalue "
-            f"{values[0]:.3g}: some directions are fixed neither by the data nor, "
-            f"with alpha = {alpha!r}, through the network."
+            "GTVMin must have one solution, got a singular Q: some directions are "
+            f"fixed neither by the data nor, with alpha = {alpha!r}, through the "
+            "network."
         )
-    return float(values[0])
+    return 1 / float(np.linalg.eigvalsh(inverse.matrix)[-1])
 
 
 def trade_off_slack(
@@ -300,13 +299,15 @@ def audit_outputs(
 
 def _problem(
     graph: Graph, X: ArrayLike, alpha: ArrayLike, mask: ArrayLike | None
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Features with zeros where nothing is, the mask, m_i ``[n]``, and Q."""
+) -> tuple[jax.Array, jax.Array, jax.Array, Inverse]:
+    """Features with zeros where nothing is, the mask, m_i ``[n]``, and Q^-1."""
+    check.non_negative(alpha=alpha)
     X, mask, count = _local_data(X, mask)
-    Q, q, _ = least_squares_statistics(
-        X, jnp.zeros_like(X[..., 0]), mask, allow_empty=True
-    )
-    return X, mask, count, gtvmin.system(graph, Q, q, alpha)[0]
+    if len(X) != graph.num_nodes:
+        raise ValueError(f"X must have {graph.num_nodes} rows, got shape {X.shape}.")
+    y = jnp.zeros_like(X[..., 0])
+    Q = least_squares_statistics(X, y, mask, allow_empty=True).Q
+    return X, mask, count, coupled_inverse(Q, adjacency(graph), alpha)
 
 
 def _local_data(

@@ -106,8 +106,10 @@ def randomised_response(
     keep = response_probability(num_classes, epsilon)
     labels = _labels(labels, num_classes)
     coin, other = jax.random.split(key)
-    shift = jax.random.randint(other, labels.shape, 1, num_classes, labels.dtype)
-    lie = (labels + shift) % num_classes
+    wide = jnp.promote_types(labels.dtype, jnp.int32)  # a sum may not fit the labels'
+    shift = jax.random.randint(other, labels.shape, 1, num_classes, wide)
+    lie = labels.astype(wide) + (shift - num_classes)
+    lie = jnp.where(lie < 0, lie + num_classes, lie).astype(labels.dtype)
     return jnp.where(jax.random.bernoulli(coin, keep, labels.shape), labels, lie)
 
 
@@ -255,10 +257,17 @@ def _num_classes(num_classes: int) -> None:
         raise ValueError(f"num_classes must be >= 2, got {num_classes}.")
 
 
+def check_room(dtype: Any, num_classes: int) -> None:
+    """Raises ValueError unless a dtype of ints holds the labels 0..K-1."""
+    if num_classes - 1 > jnp.iinfo(dtype).max:
+        raise ValueError(f"num_classes must fit labels of {dtype}, got {num_classes}.")
+
+
 def _labels(labels: jax.Array, num_classes: int) -> jax.Array:
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels must be ints, got dtype {labels.dtype}.")
+    check_room(labels.dtype, num_classes)
     if not isinstance(labels, Tracer) and labels.size:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= num_classes:

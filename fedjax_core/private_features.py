@@ -13,7 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from fedjax_core.networks.oracles import as_float
+from fedjax_core.networks.least_norm import least_norm_solve
+from fedjax_core.networks.oracles import as_float, check_finite
 
 
 class Projection(NamedTuple):
@@ -71,7 +72,7 @@ def private_projection(c: ArrayLike) -> Projection:
       F of rank d - 1 and True; or the identity and False where c is zero.
 
     Raises:
-      ValueError: c is not a vector.
+      ValueError: c is not a vector or not finite.
 
     References:
       Jung, (184).
@@ -79,6 +80,7 @@ def private_projection(c: ArrayLike) -> Projection:
     c = as_float(c)
     if c.ndim != 1:
         raise ValueError(f"c must have shape (d,), got {c.shape}.")
+    check_finite(c=c)
     # Scaled first: the square of a small c would underflow.
     largest = jnp.max(jnp.abs(c))
     changed = largest > 0
@@ -112,7 +114,7 @@ def reconstruction_error(
     """
     F, c = as_float(F), as_float(c)
     Fc = F @ c
-    explained = Fc @ jnp.linalg.pinv(F @ covariance @ F.T, hermitian=True) @ Fc
+    explained = Fc @ least_norm_solve(F @ as_float(covariance) @ F.T, Fc)
     return jnp.clip(variance - explained, 0, variance)
 
 
@@ -187,6 +189,9 @@ def private_lda(
 
 def _onto(A: jax.Array, x: jax.Array) -> jax.Array:
     """The projection of x ``[d]`` to the span of A's columns, repeated ones too."""
+    # What is left out as rounding must not depend on the columns' lengths.
+    length = jnp.max(jnp.abs(A), axis=0, keepdims=True)
+    A = A / jnp.where(length > 0, length, 1)
     left, size, _ = jnp.linalg.svd(A, full_matrices=False)
     small = max(A.shape) * jnp.finfo(A.dtype).eps * size[0]
     return left @ jnp.where(size > small, left.T @ x, 0)

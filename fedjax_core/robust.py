@@ -60,6 +60,7 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
 
     Raises:
       ValueError: b is negative or 2b >= K.
+      TypeError: b is no int.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (187) and (188).
@@ -96,6 +97,7 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
 
     Raises:
       ValueError: b is negative or 2b >= K.
+      TypeError: b is no int.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (187) and (189).
@@ -153,10 +155,12 @@ def check_suspects(graph: Graph, b: Any) -> None:
     Raises:
       ValueError: b < 0 or 2b >= K at a node with K neighbours (which a node without
         any always is); names the node.
+      TypeError: b is not of ints.
     """
     count = np.asarray(num_neighbours(graph))
+    _require_int(b)
     b = np.broadcast_to(np.asarray(b), count.shape)
-    wrong = np.flatnonzero((b < 0) | (2 * b >= count))
+    wrong = np.flatnonzero((b < 0) | (b >= count - b))
     if wrong.size:
         i = wrong[0]
         raise ValueError(
@@ -238,8 +242,14 @@ def _check_fraction(**fraction: float) -> None:
             raise ValueError(f"{name} must be in [0, 0.5), got {value!r}.")
 
 
+def _require_int(b: Any) -> None:
+    if not jnp.issubdtype(jnp.result_type(b), jnp.integer):
+        raise TypeError(f"b must be an int, got {b!r}.")
+
+
 def _check_suspects(b: Any, slots: int) -> None:
-    if not isinstance(b, Tracer) and not (b >= 0 and 2 * b < slots):
+    _require_int(b)
+    if not isinstance(b, Tracer) and not 0 <= b < slots - b:
         raise ValueError(
             f"b must be >= 0 and 2b less than the number of values, {slots}, got {b}."
         )
@@ -264,7 +274,7 @@ def _with_largest(x: jax.Array, present: jax.Array) -> jax.Array:
 
 def _refuse(result: PyTree, n: jax.Array, b: Any) -> PyTree:
     """NaN where b of n values leave nothing in the middle; loud, not wrong."""
-    nothing = (n > 0) & (2 * b >= n)
+    nothing = (n > 0) & ((b < 0) | (b >= n - b))
     return jax.tree.map(lambda x: jnp.where(nothing, jnp.nan, x), result)
 
 

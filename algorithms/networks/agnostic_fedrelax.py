@@ -27,7 +27,9 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.networks.descent import by_row
 from fedjax_core.networks.graph import Graph, degree
+from fedjax_core.networks.least_norm import least_norm_solve, pseudo_inverse
 from fedjax_core.networks.network import Operator, keep_rows, message_sum
+from fedjax_core.networks.oracles import as_float
 from fedjax_core.types import PyTree
 
 
@@ -66,7 +68,7 @@ def least_squares(
         eye = jnp.eye(rows.shape[1], dtype=rows.dtype)
         matrix = rows.T @ (weight[:, None] * rows) + ridge * eye
         right = rows.T @ (weight * y)
-        return (jnp.linalg.pinv(matrix, hermitian=True) @ right).astype(w.dtype)
+        return least_norm_solve(matrix, right).astype(w.dtype)
 
     return Family(nodes, lambda w, X: features(X) @ w, fit)
 
@@ -129,7 +131,7 @@ def make(
         have other shapes: an edge without a test set, say.
     """
     check.non_negative(alpha=alpha)
-    X, y = jnp.asarray(X), jnp.asarray(y)
+    X, y = as_float(X), as_float(y)
     n = graph.num_nodes
     if X.ndim != 3 or y.shape != X.shape[:2] or len(X) != n:
         raise ValueError(
@@ -140,6 +142,7 @@ def make(
     real = jnp.ones(y.shape, bool) if mask is None else jnp.asarray(mask, bool)
     if real.shape != y.shape:
         raise ValueError(f"mask must have shape {y.shape}, got {real.shape}.")
+    X, y = jnp.where(real[..., None], X, 0), jnp.where(real, y, 0)
     own = real / jnp.maximum(real.sum(1, keepdims=True), 1).astype(X.dtype)
     nodes = [np.asarray(family.nodes) for family in families]
     if not np.array_equal(np.sort(np.concatenate(nodes)), np.arange(n)):
@@ -226,7 +229,7 @@ def make_linear(
       ValueError: alpha is out of range, or arrays have other shapes.
     """
     check.non_negative(alpha=alpha)
-    Q, q, test = jnp.asarray(Q), jnp.asarray(q), jnp.asarray(test)
+    Q, q, test = as_float(Q), as_float(q), as_float(test)
     n, d = graph.num_nodes, q.shape[-1]
     if q.shape != (n, d) or Q.shape != (n, d, d):
         raise ValueError(
@@ -241,7 +244,7 @@ def make_linear(
     else:
         squares = jnp.einsum("emd,emk->edk", sets, sets)
         gram = message_sum(graph, squares[graph.edge]) / size
-    inverse = jnp.linalg.pinv(Q + by_row(alpha, Q) * gram, hermitian=True)
+    inverse = pseudo_inverse(Q + by_row(alpha, Q) * gram).matrix
 
     def emit(W, t, key):
         del t, key
@@ -264,7 +267,7 @@ def make_linear(
 
 
 def _test_sets(graph: Graph, test: ArrayLike, d: int) -> jax.Array:
-    test = jnp.asarray(test)
+    test = as_float(test)
     if test.ndim == 2:
         test = jnp.broadcast_to(test, (graph.num_edges, *test.shape))
     if test.ndim != 3 or test.shape[::2] != (graph.num_edges, d) or not test.shape[1]:

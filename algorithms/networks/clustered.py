@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, edge_diff
 from fedjax_core.networks.iterate import block_norms
+from fedjax_core.networks.least_norm import least_norm_solve
 from fedjax_core.networks.oracles import Quadratic
 from fedjax_core.networks.projections import check_clusters
 from fedjax_core.networks.spectrum import components
@@ -107,8 +108,7 @@ def pool(
     cluster = jnp.asarray(cluster)
     Q = jax.ops.segment_sum(by_node[:, None, None] * stats.Q, cluster, num_clusters)
     q = jax.ops.segment_sum(by_node[:, None] * stats.q, cluster, num_clusters)
-    inverse = jnp.linalg.pinv(Q, hermitian=True)
-    return -jnp.einsum("cde,ce->cd", inverse, q, precision="highest") / 2
+    return least_norm_solve(Q, -q / 2)
 
 
 def boundary_weight(graph: Graph, members: ArrayLike) -> jax.Array:
@@ -117,8 +117,11 @@ def boundary_weight(graph: Graph, members: ArrayLike) -> jax.Array:
     Args:
       graph: the network.
       members: ``[n]`` bool, the nodes of C. The boundary of one node is its degree.
+
+    Raises:
+      ValueError: members is not bool or has another shape.
     """
-    inside = jnp.asarray(members, bool)
+    inside = _members(graph, members)
     return jnp.sum(jnp.where(inside[graph.head] != inside[graph.tail], graph.weight, 0))
 
 
@@ -126,9 +129,9 @@ def induced(graph: Graph, members: ArrayLike) -> Graph:
     """The graph of some nodes and the edges among them, nodes renumbered in order.
 
     Raises:
-      ValueError: no node is left.
+      ValueError: no node is left, or members is not bool or has another shape.
     """
-    inside = np.asarray(members, bool)
+    inside = np.asarray(_members(graph, members))
     number = np.cumsum(inside) - 1
     head, tail = np.asarray(graph.head), np.asarray(graph.tail)
     kept = inside[head] & inside[tail]
@@ -162,10 +165,11 @@ def deviation_bound(
       W: ``[n, d]``, the solution, of which the rows outside the cluster count.
 
     Raises:
-      ValueError: alpha or lam2 is not > 0.
+      ValueError: alpha or lam2 is not > 0, or members is not bool or has another
+        shape.
     """
     check.positive(alpha=alpha, lam2=lam2)
-    inside = jnp.asarray(members, bool)
+    inside = _members(graph, members)
     inner = jnp.sum(jnp.where(inside, jnp.asarray(noise), 0))
     outer = jnp.max(jnp.where(inside, 0, jnp.sum(jnp.square(jnp.asarray(W)), axis=1)))
     size = jnp.sum(jnp.square(jnp.asarray(model)))
@@ -189,3 +193,14 @@ def n_clusters(graph: Graph, W: PyTree, tol: float) -> int:
     near = block_norms(edge_diff(graph, W)) <= tol
     merged = graph.with_weight(jnp.where(near, graph.weight, 0))
     return int(components(merged).max()) + 1
+
+
+def _members(graph: Graph, members: ArrayLike) -> jax.Array:
+    """The mask itself; a list of indices would pass for another one."""
+    inside = jnp.asarray(members)
+    if inside.dtype != bool or inside.shape != (graph.num_nodes,):
+        raise ValueError(
+            f"members must be bool of shape ({graph.num_nodes},), got {inside.dtype} "
+            f"of shape {inside.shape}."
+        )
+    return inside

@@ -21,9 +21,14 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks.descent import by_row
-from fedjax_core.networks.graph import Graph, degree, laplacian
+from fedjax_core.networks.graph import Graph, degree
+from fedjax_core.networks.least_norm import (
+    adjacency,
+    coupled_inverse,
+    least_norm_solve,
+)
 from fedjax_core.networks.network import Operator
-from fedjax_core.networks.oracles import Losses
+from fedjax_core.networks.oracles import Losses, as_float, check_quadratic
 
 
 def make(graph: Graph, losses: Losses, *, alpha: ArrayLike) -> Operator:
@@ -73,7 +78,7 @@ def make_quadratic(
       ValueError: alpha is out of range or shapes do not fit.
     """
     check.non_negative(alpha=alpha)
-    Q, q = jnp.asarray(Q), jnp.asarray(q)
+    Q, q = as_float(Q), as_float(q)
     n, d = graph.num_nodes, q.shape[-1]
     if q.shape != (n, d) or Q.shape != (n, d, d):
         raise ValueError(
@@ -90,7 +95,7 @@ def make_quadratic(
     )
     alone = None
     if isinstance(free, Tracer) or free.any():
-        alone = -(jnp.linalg.pinv(Q, hermitian=True) @ q[..., None])[..., 0] / 2
+        alone = least_norm_solve(Q, -q / 2)
 
     def update(W, S, t, key):
         del W, t, key
@@ -121,20 +126,10 @@ def check_converges(graph: Graph, Q: ArrayLike, alpha: float) -> None:
       ValueError: it does not.
     """
     check.non_negative(alpha=alpha)
-    Q = jnp.asarray(Q)
-    n, d = Q.shape[:2]
-    unit = jnp.eye(n * d, dtype=Q.dtype).reshape(n, d, n * d)
-    pulled = alpha * laplacian(graph, unit)
-    own = alpha * by_row(degree(graph), unit) * unit
-    local = jnp.einsum("nde,nek->ndk", Q, unit)
-    for name, matrix in (
-        ("Q", local + pulled),
-        ("2D - Q", local + 2 * own - pulled),
-    ):
-        values = jnp.linalg.eigvalsh(matrix.reshape(n * d, n * d))
-        rounding = n * d * jnp.finfo(Q.dtype).eps * jnp.abs(values).max()
-        if values[0] <= rounding:
+    check_quadratic(Q)
+    for name, sign in (("Q", -1), ("2D - Q", 1)):
+        if coupled_inverse(as_float(Q), adjacency(graph), alpha, sign).singular:
             raise ValueError(
-                f"{name} must be positive definite for FedRelax to converge, has the "
-                f"eigenvalue {float(values[0]):.3g}."
+                f"{name} must be positive definite for FedRelax to converge, is "
+                "singular."
             )

@@ -23,6 +23,7 @@ from fedjax_core.algorithms.networks.fedgd import Oracle, from_oracle
 from fedjax_core.networks.descent import Rate
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.network import Operator
+from fedjax_core.networks.oracles import as_float
 
 
 def make(graph: Graph, oracle: Oracle, *, alpha: ArrayLike, eta: Rate) -> Operator:
@@ -60,7 +61,7 @@ def least_squares(
       ValueError: other shapes, a node without rows, or a batch larger than some m_i.
       TypeError: a batch size that is no int.
     """
-    X, y = jnp.asarray(X), jnp.asarray(y)
+    X, y = as_float(X), as_float(y)
     if X.ndim != 3 or y.shape != X.shape[:2]:
         raise ValueError(
             f"X and y must have shapes (n, m, d) and (n, m), got {X.shape}, {y.shape}."

@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core.networks.descent import by_row
-from fedjax_core.networks.graph import Graph, degree, laplacian
+from fedjax_core.networks.graph import Graph, as_mask, degree, laplacian
 from fedjax_core.networks.iterate import block_norms
 from fedjax_core.networks.oracles import Losses, Quadratic
 from fedjax_core.networks.spectrum import components
@@ -27,14 +27,19 @@ def without_labels(losses: Losses, labelled: ArrayLike) -> Losses:
     Args:
       losses: of all nodes; those of unlabelled ones may be anything, NaN included.
       labelled: ``[n]`` bool.
+
+    Raises:
+      ValueError: a list of indices, or, when called, another number of nodes.
     """
-    keep = jnp.asarray(labelled, bool)
+    keep = as_mask("labelled", labelled, np.shape(labelled)[:1])
 
     def rows(x, new, old):
+        as_mask("labelled", keep, x.shape[:1])
         return jnp.where(keep.reshape(-1, *(1,) * (x.ndim - 1)), new, old)
 
     def value(W):
-        return jnp.where(keep, losses.value(W), 0)
+        values = losses.value(W)
+        return jnp.where(as_mask("labelled", keep, values.shape), values, 0)
 
     def grad(W):
         return jax.tree.map(lambda g: rows(g, g, jnp.zeros_like(g)), losses.grad(W))
@@ -47,7 +52,7 @@ def without_labels(losses: Losses, labelled: ArrayLike) -> Losses:
 
 def statistics_without_labels(stats: Quadratic, labelled: ArrayLike) -> Quadratic:
     """`without_labels` for quadratic losses, for the closed form of GTVMin."""
-    keep = jnp.asarray(labelled, bool)
+    keep = as_mask("labelled", labelled, stats.Q.shape[:1])
     return Quadratic(
         jnp.where(keep[:, None, None], stats.Q, 0),
         jnp.where(keep[:, None], stats.q, 0),
@@ -64,19 +69,18 @@ def harmonic_residual(graph: Graph, W: PyTree, labelled: ArrayLike) -> jax.Array
     by_node = degree(graph)
     scale = 1 / jnp.where(by_node > 0, by_node, 1)
     gap = jax.tree.map(lambda x: by_row(scale, x) * x, laplacian(graph, W))
-    return jnp.where(jnp.asarray(labelled, bool), 0, block_norms(gap))
+    keep = as_mask("labelled", labelled, by_node.shape)
+    return jnp.where(keep, 0, block_norms(gap))
 
 
 def check_labels(graph: Graph, labelled: ArrayLike) -> None:
     """Refuses networks on which GTVMin has no unique solution for want of labels.
 
     Raises:
-      ValueError: a connected component without a labelled node.
+      ValueError: a connected component without a labelled node, or a mask of another
+        shape or dtype.
     """
-    n = graph.num_nodes
-    known = np.asarray(labelled, bool)
-    if known.shape != (n,):
-        raise ValueError(f"labelled must have shape ({n},), got {known.shape}.")
+    known = np.asarray(as_mask("labelled", labelled, (graph.num_nodes,)))
     component = components(graph)
     labels = np.bincount(component, known)
     if (labels == 0).any():

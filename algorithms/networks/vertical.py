@@ -65,10 +65,13 @@ def split_columns(X: ArrayLike, owner: ArrayLike, num_nodes: int) -> Columns:
 
     Raises:
       ValueError: other shapes, or an owner that is not in 0..n-1.
+      TypeError: owners that are not ints.
     """
     X = as_float(X)
     who = np.asarray(owner)
     check.positive_int(num_nodes=num_nodes)
+    if who.dtype.kind not in "iu":
+        raise TypeError(f"owner must be ints, got dtype {who.dtype}.")
     if X.ndim != 2 or who.shape != X.shape[1:]:
         raise ValueError(
             f"X and owner must have shapes (m, d) and (d,), got {X.shape} and "

@@ -56,6 +56,9 @@ class Schedule:
     max_delay: int = dataclasses.field(metadata={"static": True})
 
     def __post_init__(self):
+        for name in ("active", "delay"):
+            if isinstance(value := getattr(self, name), (list, tuple)):
+                object.__setattr__(self, name, np.asarray(value))
         if not all(isinstance(x, (np.ndarray, jax.Array)) for x in self._arrays) or any(
             isinstance(x, Tracer) for x in self._arrays
         ):
@@ -101,6 +104,8 @@ def run(
     record: Callable[[PyTree], Any] | None = None,
 ) -> tuple[PyTree, Any]:
     """Executes every event of a schedule; all active and no delay is a synchronous run.
+
+    It equals `network.run` then up to rounding.
 
     What nodes sent at the last ``max_delay + 1`` events is kept in a ring
     ``[max_delay + 1, n, ...]``. A node emits at every event, active or not.
@@ -171,8 +176,8 @@ def check_partially_asynchronous(schedule: Schedule, bound: int) -> None:
     """Refuses a schedule that is not partially asynchronous with the given bound.
 
     Every delay must be at most `bound`, and every window of `bound` events in the
-    record, {t, ..., t + bound - 1}, must have every node active. (The book prints the
-    window as {t, t + 1, t + B - 1}.)
+    record, {t, ..., t + bound - 1}, must have every node active; a record shorter than
+    that counts as one window. (The book prints the window as {t, t + 1, t + B - 1}.)
 
     Raises:
       ValueError: names the event and the node or directed edge.
@@ -187,12 +192,13 @@ def check_partially_asynchronous(schedule: Schedule, bound: int) -> None:
             f"directed edge {e}."
         )
     acts = np.cumsum(np.r_[np.zeros((1, active.shape[1]), int), active], 0)
-    idle = acts[bound:] == acts[: max(len(acts) - bound, 0)]
+    window = min(bound, len(active))
+    idle = acts[window:] == acts[: len(acts) - window]
     if idle.any():
         t, i = np.argwhere(idle)[0]
         raise ValueError(
             f"active must have every node in every window of bound={bound} events, "
-            f"has node {i} in none of {t}..{t + bound - 1}."
+            f"has node {i} in none of {t}..{t + window - 1}."
         )
 
 
@@ -222,7 +228,10 @@ def check_totally_asynchronous(schedule: Schedule) -> None:
 
 
 def smallest_bound(schedule: Schedule) -> int:
-    """The smallest bound with which a record is partially asynchronous, >= 1."""
+    """The smallest bound with which a record is partially asynchronous, >= 1.
+
+    More than the number of events where a node never acts: no bound fits.
+    """
     active = np.asarray(schedule.active)
     longest = idle = np.zeros(active.shape[1], int)
     for acts in active:

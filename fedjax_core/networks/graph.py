@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from numpy.typing import ArrayLike
 
 from fedjax_core.types import PyTree
@@ -147,10 +148,7 @@ class Graph:
                 f"{pairs[e, 0]} as edge {e}."
             ),
         )
-        _refuse_first(
-            ~(np.isfinite(weight) & (weight >= 0)),
-            lambda e: f"weight must be finite and >= 0, got {weight[e]} for edge {e}.",
-        )
+        _check_weight(weight)
         head, tail = pairs.min(1), pairs.max(1)
         name = head * num_nodes + tail
         order = np.argsort(name, kind="stable")
@@ -227,9 +225,20 @@ class Graph:
         a = a.at[self.head, self.tail].add(self.weight)
         return a + a.T
 
-    def with_weight(self, weight: jax.Array) -> "Graph":
-        """The same edges with other weights ``[E]``, which may be traced."""
-        return dataclasses.replace(self, weight=weight)
+    def with_weight(self, weight: ArrayLike) -> "Graph":
+        """The same edges with other weights ``[E]``, which may be traced.
+
+        Raises:
+          ValueError: another shape, or a known weight that is negative or not finite.
+        """
+        if np.shape(weight) != self.head.shape:
+            raise ValueError(
+                f"weight must have one entry per edge, shape {self.head.shape}, got "
+                f"shape {np.shape(weight)}."
+            )
+        if not isinstance(weight, Tracer):
+            _check_weight(np.asarray(weight))
+        return dataclasses.replace(self, weight=jnp.asarray(weight))
 
     def __repr__(self):
         return f"Graph({self.num_nodes} nodes, {self.num_edges} edges)"
@@ -250,7 +259,12 @@ def num_neighbours(graph: Graph) -> jax.Array:
 
 
 def edge_diff(graph: Graph, W: PyTree) -> PyTree:
-    """D W: for every edge, its tail's row minus its head's; leaves ``[E, ...]``."""
+    """D W: for every edge, its tail's row minus its head's; leaves ``[E, ...]``.
+
+    Raises:
+      ValueError: a leaf that has not one row per node.
+    """
+    check_rows(graph, W)
     return jax.tree.map(lambda w: w[graph.tail] - w[graph.head], W)
 
 
@@ -276,8 +290,10 @@ def neighbour_sum(graph: Graph, W: PyTree) -> PyTree:
     """For every node, the sum of A_ij w_j over its neighbours; leaves ``[n, ...]``.
 
     Raises:
+      ValueError: a leaf that has not one row per node.
       TypeError: a leaf of ints, which the weights would be rounded to.
     """
+    check_rows(graph, W)
     weights = _slot_weights(graph)
 
     def add_up(w):
@@ -298,8 +314,10 @@ def laplacian(graph: Graph, W: PyTree) -> PyTree:
     It adds differences, so that equal rows give exactly 0 in any precision.
 
     Raises:
+      ValueError: a leaf that has not one row per node.
       TypeError: a leaf of ints, which the weights would be rounded to.
     """
+    check_rows(graph, W)
     weights = _slot_weights(graph)
 
     def add_up(w):
@@ -362,8 +380,9 @@ def messages(graph: Graph, W: PyTree) -> tuple[PyTree, jax.Array]:
 
     Raises:
       ValueError: a hub would blow the table up: n K is above a million and above four
-        times the directed edges.
+        times the directed edges; or a leaf has not one row per node.
     """
+    check_rows(graph, W)
     size = graph.num_nodes * graph.max_edges
     if size > max(_MAX_MESSAGES, 8 * graph.num_edges):
         raise ValueError(
@@ -377,6 +396,29 @@ def messages(graph: Graph, W: PyTree) -> tuple[PyTree, jax.Array]:
     source = jnp.where(full, _zero_last(graph.source)[slot], myself)
     weight = jnp.where(full, _zero_last(graph.weight[graph.edge])[slot], 0)
     return jax.tree.map(lambda w: w[source], W), weight
+
+
+def check_rows(graph: Graph, W: PyTree) -> None:
+    """Raises ValueError unless every leaf of W has one row per node.
+
+    Gathers and broadcasts would take any other number without a word.
+    """
+    for leaf in jax.tree.leaves(W):
+        if np.shape(leaf)[:1] != (graph.num_nodes,):
+            raise ValueError(
+                f"W must have one row per node, {graph.num_nodes}, got shape "
+                f"{np.shape(leaf)}."
+            )
+
+
+def as_mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    """A bool array of the given shape; raises ValueError for a list of indices."""
+    mask = jnp.asarray(value)
+    if mask.dtype != bool or mask.shape != shape:
+        raise ValueError(
+            f"{name} must be bool of shape {shape}, got {mask.dtype} {mask.shape}."
+        )
+    return mask
 
 
 def _tables(
@@ -458,6 +500,13 @@ def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
 def _require_inexact(w: jax.Array) -> None:
     if not jnp.issubdtype(w.dtype, jnp.inexact):
         raise TypeError(f"W must be floats, got dtype {w.dtype}.")
+
+
+def _check_weight(weight: np.ndarray) -> None:
+    _refuse_first(
+        ~(np.isfinite(weight) & (weight >= 0)),
+        lambda e: f"weight must be finite and >= 0, got {weight[e]} for edge {e}.",
+    )
 
 
 def _refuse_first(wrong: Any, message: Callable[[int], str]) -> None:

@@ -19,11 +19,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.scipy.sparse.linalg import cg
 from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, degree, edge_diff, laplacian
+from fedjax_core.networks.least_norm import (
+    adjacency,
+    coupled_inverse,
+    least_norm_solve,
+)
 from fedjax_core.networks.oracles import Losses, as_float, check_quadratic
 from fedjax_core.networks.spectrum import components, laplacian_matrix
 from fedjax_core.networks.variation import Penalty, gtv, squared
@@ -159,17 +165,14 @@ def closed_form(
     References:
       Jung, Section 3.3.1.
     """
-    matrix, vector = system(graph, Q, q, alpha)
+    Q, q = _checked(graph, Q, q, alpha)
     if require_unique and not is_unique(graph, Q, alpha):
         raise ValueError(
             "Q must make the solution unique, got a component of the network whose "
             "local Q_i don't add up to a definite matrix."
         )
-    values, vectors = jnp.linalg.eigh(matrix)
-    used = values > len(values) * jnp.finfo(values.dtype).eps * values[-1]
-    inverse = jnp.where(used, 1 / jnp.where(used, values, 1), 0)
-    solution = vectors @ (inverse * (vectors.T @ (-vector / 2)))
-    return solution.reshape(jnp.shape(q))
+    inverse = coupled_inverse(Q, adjacency(graph), alpha).matrix
+    return jnp.matmul(inverse, -q.reshape(-1) / 2, precision="highest").reshape(q.shape)
 
 
 class Solved(NamedTuple):
@@ -260,8 +263,7 @@ def consensus_limit(graph: Graph, Q: ArrayLike, q: ArrayLike) -> jax.Array:
     n = graph.num_nodes
     pooled_Q = jax.ops.segment_sum(Q, label, n)
     pooled_q = jax.ops.segment_sum(q, label, n)
-    pooled = jax.vmap(_least_norm)(pooled_Q, pooled_q)
-    return pooled[label]
+    return least_norm_solve(pooled_Q, -pooled_q / 2)[label]
 
 
 def locally_weighted(Q: ArrayLike, q: ArrayLike, weight: ArrayLike) -> jax.Array:
@@ -278,9 +280,8 @@ def locally_weighted(Q: ArrayLike, q: ArrayLike, weight: ArrayLike) -> jax.Array
       Jung, (73).
     """
     Q, q, weight = as_float(Q), as_float(q), as_float(weight)
-    return _least_norm(
-        jnp.einsum("n,nde->de", weight, Q), jnp.einsum("n,nd->d", weight, q)
-    )
+    pooled_Q = jnp.einsum("n,nde->de", weight, Q)
+    return least_norm_solve(pooled_Q, -jnp.einsum("n,nd->d", weight, q) / 2)
 
 
 def default_rate(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
@@ -296,10 +297,6 @@ def default_rate(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
     return 1 / (2 * (lam_max + 2 * alpha * degree(graph).max()))
 
 
-def _least_norm(Q: jax.Array, q: jax.Array) -> jax.Array:
-    return jnp.linalg.pinv(Q, hermitian=True) @ (-q / 2)
-
-
 def _checked(
     graph: Graph, Q: ArrayLike, q: ArrayLike, alpha: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
@@ -311,4 +308,6 @@ def _checked(
             f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
             f"{q.shape}."
         )
+    if not isinstance(Q, Tracer):
+        check_quadratic(Q)
     return Q, q

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_core.networks.descent import by_row
-from fedjax_core.networks.graph import Graph, degree, neighbour_sum
+from fedjax_core.networks.graph import Graph, check_rows, degree, neighbour_sum
 from fedjax_core.networks.graph import messages as neighbour_messages
 from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.projections import consensus
@@ -147,15 +147,20 @@ def relay(messages: PyTree, t: Round, key: Key | None) -> PyTree:
 
 
 def copies(graph: Graph, M: PyTree) -> PyTree:
-    """What travels along every directed edge, ``[n, ...]`` to ``[2E, ...]``."""
+    """What travels along every directed edge, ``[n, ...]`` to ``[2E, ...]``.
+
+    Raises:
+      ValueError: a leaf that has not one row per node.
+    """
+    check_rows(graph, M)
     return jax.tree.map(lambda m: m[graph.source], M)
 
 
 def message_sum(graph: Graph, messages: PyTree) -> PyTree:
     """The sum of A_ij m over the messages of every node, ``[2E, ...]`` to ``[n, ...]``.
 
-    Adds as `graph.neighbour_sum` does, so that copies of what all nodes
-    sent give the same bits.
+    Adds in the order of `graph.neighbour_sum`, so that copies of what all nodes sent
+    give the same up to rounding; the compiler may fuse the two in different ways.
     """
     if not graph.num_edges:
         return jax.tree.map(

@@ -272,7 +272,7 @@ def check_quadratic(Q: ArrayLike, *, definite: bool = False) -> None:
       Q: ``[n, d, d]``, concrete.
       definite: ask for positive definite matrices, as the conjugates of the losses do.
     """
-    Q = np.asarray(Q)
+    Q = np.asarray(as_float(Q))
     if Q.ndim != 3 or Q.shape[1] != Q.shape[2]:
         raise ValueError(f"Q must have shape (n, d, d), got {Q.shape}.")
     finite = np.isfinite(Q).all((1, 2))

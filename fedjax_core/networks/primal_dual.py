@@ -116,6 +116,7 @@ def solve(
     check.positive(tol=tol)
     check.positive_int(max_rounds=max_rounds, check_every=check_every)
     q = dual_exponent(p)
+    W = oracles.as_float(W)
     # Edges of weight 0 never carry anything, so they don't count here.
     most = jnp.maximum(num_neighbours(graph).max(), 1).astype(W.dtype)
     if tau is None:
@@ -213,7 +214,7 @@ def critical_alpha(graph: Graph, gradients: ArrayLike, p: float = 2.0) -> float:
         not finite or don't add up to 0, or p < 1.
     """
     q = dual_exponent(p)
-    flow = np.array(gradients)
+    flow = np.array(oracles.as_float(gradients))
     n = graph.num_nodes
     if flow.shape[:1] != (n,):
         raise ValueError(f"gradients must have {n} rows, got shape {flow.shape}.")

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks.descent import by_row
+from fedjax_core.networks.oracles import as_float
 from fedjax_core.types import PyTree
 
 
@@ -139,20 +140,29 @@ def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
       ValueError: a negative radius, whose ball is empty.
     """
     check.non_negative(radius=radius)
-    u = w if centre is None else jax.tree.map(jnp.subtract, w, centre)
-    squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(u)]
-    square = sum(squares[1:], squares[0])
-    outside = square > radius**2
+    w = jax.tree.map(as_float, w)
+    u = jax.tree.map(_wide, w)
+    if centre is not None:
+        u = jax.tree.map(lambda x, c: x - _wide(as_float(c)), u, centre)
+    # Relative to the largest entry no square overflows.
+    leaves = jax.tree.leaves(u)
+    most = jnp.stack([jnp.abs(x).max(initial=0) for x in leaves]).max()
+    unit = jax.lax.stop_gradient(jnp.where(most > 0, most, 1))
+    u = jax.tree.map(lambda x: x / unit.astype(x.dtype), u)
+    square = jnp.stack([jnp.square(x).sum() for x in jax.tree.leaves(u)]).sum()
+    outside = square > (radius / unit) ** 2
     # The square root has no slope at 0.
     scale = jnp.where(outside, radius / jnp.sqrt(jnp.where(outside, square, 1)), 1)
 
-    def shorten(x, u, c):
-        moved = scale.astype(u.dtype) * u
-        return jnp.where(outside, moved if c is None else c + moved, x)
+    def shorten(x, u, c=0.0):
+        moved = c + scale.astype(u.dtype) * u
+        return jnp.where(outside, moved.astype(x.dtype), x)
 
-    if centre is None:
-        return jax.tree.map(lambda x, u: shorten(x, u, None), w, u)
-    return jax.tree.map(shorten, w, u, centre)
+    return jax.tree.map(shorten, w, u, *(() if centre is None else (centre,)))
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def box(w: PyTree, low: ArrayLike, high: ArrayLike) -> PyTree:

@@ -17,18 +17,28 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph, laplacian
+from fedjax_core.networks.graph import Graph, as_mask, laplacian
 from fedjax_core.networks.spectrum import laplacian_matrix
 from fedjax_core.types import Key, PyTree
 
 
 def prune(graph: Graph, links: jax.Array) -> Graph:
-    """The network with only the links ``[E]`` bool; lost ones keep the weight 0."""
+    """The network with only the links ``[E]`` bool; lost ones keep the weight 0.
+
+    Raises:
+      ValueError: links of another shape or dtype.
+    """
+    links = as_mask("links", links, graph.weight.shape)
     return graph.with_weight(jnp.where(links, graph.weight, 0))
 
 
 def without_nodes(graph: Graph, alive: jax.Array) -> Graph:
-    """The network without the links of failed nodes; `alive` is ``[n]`` bool."""
+    """The network without the links of failed nodes; `alive` is ``[n]`` bool.
+
+    Raises:
+      ValueError: `alive` of another shape or dtype.
+    """
+    alive = as_mask("alive", alive, (graph.num_nodes,))
     return prune(graph, alive[graph.head] & alive[graph.tail])
 
 
@@ -46,8 +56,12 @@ def failure_perturbation(
       W: leaves ``[n, ...]``.
       alpha: GTVMin strength.
       eta: learning rate.
+
+    Raises:
+      ValueError: links of another shape or dtype.
     """
-    lost = laplacian(prune(graph, ~links), W)
+    failed = ~as_mask("links", links, graph.weight.shape)
+    lost = laplacian(prune(graph, failed), W)
     return jax.tree.map(lambda x: (2 * eta * alpha * x).astype(x.dtype), lost)
 
 
@@ -58,7 +72,7 @@ def is_connected(graph: Graph, alive: jax.Array | None = None) -> jax.Array:
     traced. One node is connected, none is not.
     """
     n = graph.num_nodes
-    alive = jnp.ones(n, bool) if alive is None else alive
+    alive = jnp.ones(n, bool) if alive is None else as_mask("alive", alive, (n,))
     live = (graph.weight > 0)[graph.edge] & alive[graph.source] & alive[graph.target]
 
     def spread(carry):

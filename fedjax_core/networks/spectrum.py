@@ -32,7 +32,8 @@ class Extremes(NamedTuple):
     """Two eigenvalues of a Laplacian.
 
     Attributes:
-      second: lambda_2, the algebraic connectivity, > 0 iff the network is connected.
+      second: lambda_2, the algebraic connectivity, exactly 0 if the network is not
+        connected.
       largest: lambda_n.
     """
 
@@ -79,9 +80,12 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
         raise ValueError(f"graph must have at least 2 nodes, got {n}.")
     A = _adjacency(graph)
     deg = np.asarray(A.sum(1)).ravel()
+    connected = components(graph).max() == 0  # which rounding would blur
     if n <= _DENSE:
         values = np.linalg.eigvalsh(np.diag(deg) - A.toarray())
-        return Extremes(max(0.0, float(values[1])), float(values[-1]))
+        return Extremes(
+            max(0.0, float(values[1])) if connected else 0.0, float(values[-1])
+        )
     shift = 2 * float(deg.max())
     if not shift:
         return Extremes(0.0, 0.0)
@@ -111,7 +115,8 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
             )[0]
         )
 
-    return Extremes(max(0.0, shift - largest(shifted)), largest(product))
+    second = max(0.0, shift - largest(shifted)) if connected else 0.0
+    return Extremes(second, largest(product))
 
 
 def largest_bound(graph: Graph) -> jax.Array:

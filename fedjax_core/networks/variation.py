@@ -19,7 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph, edge_diff
+from fedjax_core.networks.graph import Graph, check_rows, edge_diff
 from fedjax_core.types import PyTree
 
 
@@ -204,11 +204,12 @@ def discrepancy(
       shared: whether all edges use the same test set.
 
     Raises:
-      ValueError: test sets of another number than the edges.
+      ValueError: test sets of another number than the edges, or rows of W than nodes.
 
     References:
       Jung, (31) and (64).
     """
+    check_rows(graph, W)
     if shared:
         predicted = jax.vmap(predict, (0, None))(W, test_sets)
         ours, theirs = predicted[graph.head], predicted[graph.tail]

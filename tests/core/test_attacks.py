@@ -407,5 +407,39 @@ def test_the_smallest_attack():
     assert smallest_attack([1.0, 1.1, 1.2, 9.0]) == 2
     assert smallest_attack([1.0, 1.1, np.nan]) == 2
     assert smallest_attack([1.0, 1.1]) is None
+    assert smallest_attack([0.0, 0.0, 1.0]) == 2
+    for honest in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="errors must start with a finite one"):
+            smallest_attack([honest, 1.0])
     with pytest.raises(ValueError, match="rise must be > 0"):
         smallest_attack([1.0], 0.0)
+
+
+def test_narrow_labels_are_flipped_within_the_classes():
+    y, everyone = jnp.arange(10, dtype=jnp.uint8), jnp.ones(10, bool)
+    flipped = flip_labels(y, everyone, 10, -1)
+    assert flipped.dtype == jnp.uint8
+    np.testing.assert_array_equal(flipped, (np.arange(10) - 1) % 10)
+    y = jnp.array([120, 100, 0], jnp.int8)
+    flipped = flip_labels(y, jnp.ones(3, bool), 128, 100)
+    np.testing.assert_array_equal(flipped, [92, 72, 100])
+    with pytest.raises(ValueError, match="num_classes must fit labels of int8"):
+        flip_labels(y, jnp.ones(3, bool), 200)
+
+
+def test_ints_are_not_poisoned_by_fractions():
+    X, y, everyone = jnp.ones((2, 2), int), jnp.array([1, 2]), jnp.ones(2, bool)
+    with pytest.raises(TypeError, match="labels must fit data of int"):
+        poison_data(X, y, everyone, labels=0.5)
+    with pytest.raises(TypeError, match="features must fit data of int"):
+        poison_data(X, y, everyone, features=np.array([0.0, np.nan]))
+    trigger = Trigger((0,), (0.5,))
+    for call in (trigger.stamp, trigger.holds):
+        with pytest.raises(TypeError, match="values must fit data of int"):
+            call(X)
+    with pytest.raises(TypeError, match="target must fit data of int"):
+        plant_backdoor(X, y, everyone, Trigger((0,), (2.0,)), 2.7)
+    _, moved = poison_data(X, y, everyone, labels=2.0)
+    np.testing.assert_array_equal(moved, [3, 4])
+    planted, _ = plant_backdoor(X, y, everyone, Trigger((0,), (2.0,)), 3)
+    np.testing.assert_array_equal(planted, [[2, 1], [2, 1]])

@@ -9,7 +9,9 @@ import pytest
 from scipy import stats
 
 from fedjax_core import calibration, information, leakage, mechanisms
+from fedjax_core.networks import graphs
 from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.spectrum import laplacian_matrix
 
 KEY = jax.random.key(0)
 
@@ -86,6 +88,25 @@ def test_a_singular_problem_is_refused():
     X = jnp.zeros((3, 1, 1)).at[0].set(1)
     with pytest.raises(ValueError, match=r"singular Q.*alpha = 1\.0"):
         leakage.check_regular(graph, X, 1.0)
+
+
+@pytest.mark.parametrize("alpha", [1e4, 1e6, 1e9])
+def test_large_alpha_is_consensus_in_float32(alpha):
+    graph = graphs.chain(10)
+    X = np.ones((10, 1, 1), np.float32)
+    assert leakage.check_regular(graph, X, alpha) == pytest.approx(1, rel=1e-5)
+    got = leakage.label_sensitivity(graph, X, alpha)
+    values, V = np.linalg.eigh(np.asarray(laplacian_matrix(graph), np.float64))
+    inverse = V / (1 + alpha * np.maximum(values, 0)) @ V.T
+    np.testing.assert_allclose(got[:, 0], np.linalg.norm(inverse, axis=0), rtol=1e-5)
+
+
+def test_sensitivity_of_a_singular_problem_is_not_a_number():
+    rng = np.random.default_rng(0)
+    graph = Graph.from_edges(np.zeros((0, 2), int), num_nodes=3)
+    mask = np.array([[True, True], [True, True], [True, False]])
+    out = leakage.label_sensitivity(graph, rng.normal(size=(3, 2, 3)), 1.0, mask)
+    np.testing.assert_array_equal(out, np.where(mask, np.nan, 0))
 
 
 # T-P3: tests.
@@ -295,7 +316,7 @@ def test_the_funnel_tries_every_map():
             lambda: leakage.label_sensitivity(
                 Graph.from_edges(np.array([[0, 1]])), jnp.ones((3, 1, 1)), 1.0
             ),
-            r"Q and q must have shapes \(2, d, d\)",
+            "X must have 2 rows",
         ),
         (
             lambda: leakage.label_sensitivity(

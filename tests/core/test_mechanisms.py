@@ -315,3 +315,18 @@ def test_bad_arguments_are_refused(call, match):
 def test_labels_that_are_not_ints_are_refused():
     with pytest.raises(TypeError, match="labels must be ints"):
         mechanisms.randomised_response(KEY, jnp.ones(3), 2, 1.0)
+
+
+def test_narrow_labels_get_every_answer():
+    labels = jnp.full(20_000, 90, jnp.int8)
+    answers = mechanisms.randomised_response(jax.random.key(0), labels, 100, 1e-3)
+    assert answers.dtype == jnp.int8
+    # 200 expected of each: none at all has a probability of 100 exp(-200).
+    assert set(np.asarray(answers).tolist()) == set(range(100))
+    for call in (
+        lambda key: mechanisms.randomised_response(key, labels, 200, 1.0),
+        lambda key: mechanisms.random_labels(key, labels, 200),
+    ):
+        with pytest.raises(ValueError, match="num_classes must fit labels of int8"):
+            call(jax.random.key(0))
+    assert int(mechanisms.random_labels(jax.random.key(0), labels, 128).max()) == 127

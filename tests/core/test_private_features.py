@@ -106,6 +106,17 @@ def test_nothing_to_hide_gives_the_identity_and_says_so():
         np.testing.assert_array_equal(F, np.eye(3))
 
 
+def test_small_features_are_not_taken_for_private():
+    with jax.enable_x64(False):
+        error = private_features.reconstruction_error(
+            np.eye(2, dtype=np.float32),
+            np.diag(np.array([1e6, 1], np.float32)),
+            np.array([0, 1], np.float32),
+            1.0,
+        )
+        assert error == pytest.approx(0, abs=1e-6)
+
+
 # T-P11: linear discriminant analysis.
 
 
@@ -151,6 +162,15 @@ def test_private_lda_with_repeated_and_with_all_attributes():
     np.testing.assert_allclose(once, twice, rtol=1e-9)
     with pytest.raises(ValueError, match="mean_difference must not lie in the span"):
         private_features.private_lda(delta, C, np.eye(3))
+
+
+def test_private_lda_hides_attributes_of_every_size():
+    with jax.enable_x64(False):
+        delta = np.ones(3, np.float32)
+        F = np.array([[1e8, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
+        a = private_features.private_lda(delta, np.eye(3, dtype=np.float32), F)
+        S = np.eye(3) + np.outer(delta, delta) / 4
+        np.testing.assert_allclose(S[:2] @ np.asarray(a), 0, atol=1e-5)
 
 
 # T-P10: reconstruction.
@@ -254,6 +274,10 @@ def test_bob_finds_alice_among_stations():
         (
             lambda: private_features.private_projection(jnp.eye(2)),
             r"c must have shape \(d,\)",
+        ),
+        (
+            lambda: private_features.private_projection(np.array([np.nan, 1])),
+            "c must be finite",
         ),
         (
             lambda: private_features.cross_covariance(jnp.eye(2), jnp.ones(3)),

@@ -535,3 +535,20 @@ def test_rounds_draw_fresh_noise_and_nodes_keep_their_own():
     assert len(np.unique(np.abs(steps))) == steps.size
     again, _ = run_network(operator, jnp.zeros((2, 3)), 4, key=KEY)
     np.testing.assert_array_equal(W, again)
+
+
+@pytest.mark.parametrize("rule", [clip_extremes, trim_extremes])
+def test_suspects_are_whole_numbers(rule):
+    values, weights = jnp.array([1.0, 2, 3, 4, 100]), jnp.ones(5)
+    for b in (0.2, 1.0, True, jnp.float32(1)):
+        with pytest.raises(TypeError, match="b must be an int"):
+            rule(values, weights, b)
+        with pytest.raises(TypeError, match="b must be an int"):
+            check_suspects(Graph.from_dense(1 - np.eye(4)), b)
+    traced = jax.jit(rule)
+    with pytest.raises(TypeError, match="b must be an int"):
+        traced(values, weights, 1.0)
+    assert jnp.isnan(traced(values, weights, -1))
+    assert not jnp.isnan(traced(values, weights, jnp.int8(1)))
+    with pytest.raises(ValueError, match="b must be >= 0"):
+        rule(values, weights, np.int8(64))

@@ -1,6 +1,7 @@
 """Asynchronous runs: schedules, their regimes, and the bounds on convergence."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def stacked(schedules):
 # T-A1
 @pytest.mark.parametrize("name", ["fedgd", "fedrelax"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_no_delay_and_all_active_is_the_synchronous_run_bitwise(name, dtype):
+def test_no_delay_and_all_active_is_the_synchronous_run(name, dtype):
     graph, Q, q, _ = problem()
     Q, q = Q.astype(dtype), q.astype(dtype)
     operator = both_methods(graph.with_weight(graph.weight.astype(dtype)), Q, q)[name]
@@ -83,6 +84,7 @@ def test_no_delay_and_all_active_is_the_synchronous_run_bitwise(name, dtype):
         schedule = dataclasses.replace(schedule, max_delay=max_delay)
         got, _ = asynchronous.run(operator, schedule, W)
         expected, _ = network.run(operator, W, rounds)
+        # To the bit in so small a network only; in larger ones to rounding.
         np.testing.assert_array_equal(got, expected)
 
 
@@ -385,3 +387,26 @@ def test_contraction_factors():
             asynchronous.contraction_bound(kappa, 2, 3)
     with pytest.raises(ValueError, match="bound must be >= 1"):
         asynchronous.contraction_bound(0.5, 0, 3)
+
+
+def test_lists_are_checked_like_arrays():
+    lists: Any = [[True, True], [True, False]], [[0, 0], [1, 0]]
+    schedule = Schedule(*lists, max_delay=1)
+    assert schedule.num_events == 2
+    assert np.asarray(schedule.active).dtype == bool
+    lists = [[True, True]], [[0, -1]]
+    with pytest.raises(ValueError, match="delay must be >= 0, got -1"):
+        Schedule(*lists, max_delay=0)
+    lists = [[1, 1]], [[0, 0]]
+    with pytest.raises(TypeError, match="active must be bool"):
+        Schedule(*lists, max_delay=0)
+
+
+def test_a_node_that_never_acts_fits_no_bound():
+    active = np.array([[1, 0], [1, 0]], bool)
+    schedule = Schedule(active, np.zeros((2, 2), int), 0)
+    for bound in (2, 3, 100):
+        with pytest.raises(ValueError, match=r"has node 1 in none of 0\.\.1"):
+            asynchronous.check_partially_asynchronous(schedule, bound)
+    active[1, 1] = True
+    asynchronous.check_partially_asynchronous(schedule, 100)

@@ -632,3 +632,14 @@ def test_balls_and_boxes():
 def test_refuses(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_balls_take_ints_and_what_squares_overflow():
+    np.testing.assert_allclose(projections.ball([3, 4], 2.5), [1.5, 2.0])
+    half = projections.ball(jnp.array([300, 400], jnp.float16), 1.0)
+    assert half.dtype == jnp.float16
+    np.testing.assert_allclose(half, [0.6, 0.8], rtol=2e-3)
+    large = projections.ball(jnp.array([3e20, 4e20], jnp.float32), 1.0)
+    np.testing.assert_allclose(large, [0.6, 0.8], rtol=1e-6)
+    tiny = projections.ball(jnp.array([3e-30, 4e-30], jnp.float32), 1e-30)
+    np.testing.assert_allclose(tiny, [6e-31, 8e-31], rtol=1e-6)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithms.networks import agnostic_fedrelax, fedgd, fedrelax
-from fedjax_core.networks import asynchronous, gtvmin, network
+from fedjax_core.networks import asynchronous, graphs, gtvmin, network
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.iterate import block_max_norm
-from fedjax_core.networks.oracles import quadratic, zero
+from fedjax_core.networks.oracles import least_squares_statistics, quadratic, zero
 
 CHAIN = np.array([(0, 1), (1, 2)])
 PAIR = np.array([(0, 1)])
@@ -321,3 +321,82 @@ def test_bad_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=match):
             make()
+
+
+@pytest.mark.parametrize("alpha", [1e4, 1e6, 1e9])
+def test_convergence_at_large_alpha_in_float32(alpha):
+    with jax.enable_x64(False):
+        graph = graphs.chain(10)
+        fedrelax.check_converges(graph, np.ones((10, 1, 1), np.float32), alpha)
+        Q = np.diag(np.array([1, 0], np.float32))[None].repeat(10, 0)
+        with pytest.raises(ValueError, match="Q must be positive definite"):
+            fedrelax.check_converges(graph, Q, alpha)
+
+
+def test_whole_numbers_are_numbers():
+    graph = Graph.from_edges(CHAIN, dtype=np.float64)
+    Q, q = np.ones((3, 1, 1), int), np.array([[-2], [-4], [-7]])
+    X, y, test = np.ones((3, 1, 1), int), np.array([[1], [2], [3]]), np.array([[1]])
+    family = agnostic_fedrelax.least_squares(np.arange(3))
+
+    def builds(real):
+        return (
+            fedrelax.make_quadratic(graph, real(Q), real(q), alpha=0.5),
+            agnostic_fedrelax.make_linear(
+                graph, real(Q), real(q), real(test), alpha=0.5
+            ),
+            agnostic_fedrelax.make(
+                graph, [family], real(X), real(y), real(test), alpha=0.5
+            ),
+        )
+
+    for ours, floats, W in zip(
+        builds(np.asarray),
+        builds(np.float64),
+        (jnp.ones((3, 1)), jnp.ones((3, 1)), (jnp.full((3, 1), 0.3),)),
+        strict=True,
+    ):
+        for got, wanted in zip(
+            jax.tree.leaves(network.step(ours)(W, 0)),
+            jax.tree.leaves(network.step(floats)(W, 0)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_units_of_features_do_not_matter():
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(False):
+        X = rng.normal(size=(2, 50, 2)).astype(np.float32) * np.array(
+            [1000, 0.5], np.float32
+        )
+        y = 2 * X[..., 1]
+        alone = Graph.from_edges(np.zeros((0, 2), int), num_nodes=2)
+        Q, q, _ = least_squares_statistics(X, y)
+        family = agnostic_fedrelax.least_squares([0, 1])
+        test = np.eye(2, dtype=np.float32)
+        for operator, W in (
+            (fedrelax.make_quadratic(alone, Q, q, alpha=1.0), jnp.zeros((2, 2))),
+            (
+                agnostic_fedrelax.make_linear(alone, Q, q, test, alpha=1.0),
+                jnp.zeros((2, 2)),
+            ),
+            (
+                agnostic_fedrelax.make(alone, [family], X, y, test, alpha=1.0),
+                (jnp.zeros((2, 2)),),
+            ),
+        ):
+            for got in jax.tree.leaves(network.step(operator)(W, 0)):
+                np.testing.assert_allclose(got, [[0, 2]] * 2, atol=1e-3)
+
+
+def test_masked_rows_may_hold_anything():
+    graph = Graph.from_edges(PAIR, dtype=np.float64)
+    X, y = np.ones((2, 2, 1)), np.ones((2, 2))
+    X[0, 1], y[0, 1] = np.nan, np.inf
+    family = agnostic_fedrelax.least_squares([0, 1])
+    operator = agnostic_fedrelax.make(
+        graph, [family], X, y, np.ones((1, 1)), alpha=1.0, mask=np.isfinite(y)
+    )
+    (got,) = network.step(operator)((jnp.zeros((2, 1)),), 0)
+    np.testing.assert_allclose(got, 0.5)

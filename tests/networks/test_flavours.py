@@ -131,7 +131,7 @@ def test_prop_6_1_as_a_function():
     for alpha in (0.1, 1.0, 100.0):
         W = dense_solution(graph, Q, q, alpha)
         bound = clustered.deviation_bound(
-            graph, np.ones(len(X)), alpha, lam2, noise, models[0], W
+            graph, np.ones(len(X), bool), alpha, lam2, noise, models[0], W
         )
         assert float(bound) == pytest.approx(noise.sum() / (lam2 * alpha))
         assert spread(W) <= bound + 1e-9
@@ -186,6 +186,17 @@ def test_singular_and_empty_clusters_have_the_least_norm():
     np.testing.assert_allclose(
         clustered.pool(stats, np.array([0]), 2), [[2, 0], [0, 0]], atol=1e-12
     )
+
+
+def test_pooling_keeps_features_of_small_units():
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(False):
+        X = rng.normal(size=(4, 50, 2)).astype(np.float32) * np.array(
+            [1000, 0.5], np.float32
+        )
+        stats = least_squares_statistics(X, 2 * X[..., 1])
+        models = clustered.pool(stats, np.array([0, 0, 1, 1]), 2)
+        np.testing.assert_allclose(models, [[0, 2]] * 2, atol=1e-3)
 
 
 def test_clusters_merge_along_alpha():
@@ -548,7 +559,21 @@ def test_online_descent_follows_exercise_4_3(schedule, rate):
             ),
             "lam2",
         ),
-        (lambda: clustered.induced(graphs.chain(2), np.zeros(2)), "num_nodes"),
+        (lambda: clustered.induced(graphs.chain(2), np.zeros(2, bool)), "num_nodes"),
+        (
+            lambda: clustered.induced(graphs.chain(5), np.arange(2)),
+            "members must be bool",
+        ),
+        (
+            lambda: clustered.boundary_weight(graphs.chain(2), np.arange(2)),
+            "members must be bool",
+        ),
+        (
+            lambda: clustered.deviation_bound(
+                graphs.chain(2), np.array([True]), 1.0, 1.0, np.ones(2), 1.0, np.eye(2)
+            ),
+            r"members must be bool of shape \(2,\)",
+        ),
         (lambda: vertical.split_columns(np.ones((2, 2)), np.array([0, 2]), 2), "owner"),
         (lambda: vertical.split_columns(np.ones((2, 2)), np.array([0]), 2), "owner"),
         (
@@ -583,3 +608,26 @@ def test_online_descent_follows_exercise_4_3(schedule, rate):
 def test_refuses(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_masks_are_no_lists_of_nodes():
+    graph = graphs.chain(3)
+    losses = quadratic(np.ones((3, 1, 1), np.float32), np.ones((3, 1), np.float32))
+    words = "labelled must be bool"
+    lists: list[Any] = [[0, 1, 2], [0, 2]]
+    for wrong in lists:
+        with pytest.raises(ValueError, match=words):
+            semi_supervised.without_labels(losses, wrong)
+        with pytest.raises(ValueError, match=words):
+            semi_supervised.check_labels(graph, wrong)
+        with pytest.raises(ValueError, match=words):
+            semi_supervised.harmonic_residual(graph, jnp.ones((3, 1)), wrong)
+    short = semi_supervised.without_labels(losses, np.array([True]))
+    for call in (short.value, short.grad, lambda W: short.prox(W, 1.0)):
+        with pytest.raises(ValueError, match=words):
+            call(jnp.ones((3, 1)))
+
+
+def test_owners_of_columns_are_ints():
+    with pytest.raises(TypeError, match="owner must be ints"):
+        vertical.split_columns(np.ones((2, 3)), np.array([0, 0.5, 1]), 2)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_core import client_mesh
-from fedjax_core.networks import graph, graphs
+from fedjax_core.networks import graph, graphs, variation
 from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.network import copies
 
 
 @pytest.fixture(autouse=True)
@@ -207,3 +208,34 @@ def test_floats_are_no_nodes_and_ints_no_parameters():
     for operation in (graph.laplacian, graph.neighbour_sum):
         with pytest.raises(TypeError, match="W must be floats"):
             operation(graphs.chain(3), jnp.arange(3))
+
+
+def test_weights_of_another_graph_are_refused():
+    network = graphs.chain(3)
+    for weight in (2.0, jnp.ones(1), jnp.ones(5), jnp.ones((2, 1))):
+        with pytest.raises(ValueError, match=r"weight must have .* shape \(2,\)"):
+            network.with_weight(weight)
+        with pytest.raises(ValueError, match="weight must have one entry per edge"):
+            jax.jit(lambda w: graph.degree(network.with_weight(w)))(weight)
+    for bad in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"finite and >= 0, got .* for edge 1"):
+            network.with_weight(jnp.array([1.0, bad]))
+    mapped = jax.vmap(lambda w: graph.degree(network.with_weight(w)))
+    np.testing.assert_array_equal(mapped(np.ones((4, 2))), [[1, 2, 1]] * 4)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        graph.laplacian,
+        graph.neighbour_sum,
+        graph.edge_diff,
+        graph.messages,
+        variation.gtv,
+        copies,
+    ],
+)
+@pytest.mark.parametrize("shape", [(1,), (2, 2), (4, 2), ()])
+def test_rows_of_another_network_are_refused(operation, shape):
+    with pytest.raises(ValueError, match="W must have one row per node, 3, got shape"):
+        operation(graphs.chain(3), {"a": jnp.ones((3, 2)), "b": jnp.ones(shape)})

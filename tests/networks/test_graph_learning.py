@@ -187,3 +187,29 @@ def test_bad_degrees_and_budgets(amount):
         graph_learning.degree_constrained(d, amount)
     with pytest.raises(ValueError, match=r"num_edges must be in \[0, 3\]"):
         graph_learning.edge_budget(d, amount)
+
+
+def test_offsets_and_outliers_do_not_slow_the_descent():
+    """Distances that hide their differences: an offset, one far pair, one far node."""
+    for seed in range(3):
+        d = distances(6, seed)
+        far = d.copy()
+        far[0, 1] = far[1, 0] = 1000
+        alone = 100 * (np.arange(6) == 0)
+        node = d + np.abs(alone[:, None] - alone)
+        for hidden in (d + 100 * (1 - np.eye(6)), far, node):
+            found = graph_learning.degree_constrained(hidden, 2)
+            best = exact_optimum(hidden, 2)
+            np.testing.assert_allclose(found.objective, best, rtol=1e-6)
+
+
+def test_labels_that_are_no_classes_are_refused():
+    labels = np.array([[0, 2], [1, 3]])
+    for bad in (labels, labels - 1):
+        with pytest.raises(ValueError, match=r"labels must be in 0\.\.2, got"):
+            graph_learning.label_counts(bad, 3)
+    with pytest.raises(TypeError, match="labels must be ints"):
+        graph_learning.label_counts(labels / 2, 3)
+    exist = np.array([[True, True], [True, False]])
+    counts = graph_learning.label_counts(labels, 3, exist)
+    np.testing.assert_array_equal(counts, [[1, 0, 1], [0, 1, 0]])

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.networks import duality, gtvmin, gtvmin_bounds, oracles
+from fedjax_core.networks import (
+    duality,
+    graphs,
+    gtvmin,
+    gtvmin_bounds,
+    least_norm,
+    oracles,
+)
 from fedjax_core.networks.graph import Graph, edge_scatter
 from fedjax_core.networks.spectrum import components, eigenvalues, extremes
 from fedjax_core.networks.variation import Penalty, discrepancy, exact_test_set, gtv
@@ -455,3 +462,85 @@ def test_bad_arguments_are_refused():
         duality.quadratic_conjugate(Q * np.array([1, 0, 1])[:, None, None], q, c)
     with pytest.raises(ValueError, match="tol"):
         gtvmin.conjugate_gradients(graph, Q, q, 1.0, tol=0.0)
+
+
+def dense(graph, Q, alpha):
+    n, d = Q.shape[:2]
+    A = np.asarray(graph.dense(), np.float64)
+    whole = alpha * np.kron(np.diag(A.sum(1)) - A, np.eye(d))
+    for i in range(n):
+        whole[i * d : (i + 1) * d, i * d : (i + 1) * d] += Q[i]
+    return whole
+
+
+@pytest.mark.parametrize("alpha", [1e-2, 1.0, 1e4, 1e6, 1e9])
+@pytest.mark.parametrize("n", [10, 60])
+def test_large_alpha_does_not_drown_the_losses_in_float32(n, alpha):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, 3, 2))
+    Q, q = np.einsum("nmd,nme->nde", x, x), rng.normal(size=(n, 2))
+    wanted = np.linalg.solve(dense(graphs.chain(n), Q, alpha), -q.ravel() / 2)
+    with jax.enable_x64(False):
+        graph, y = graphs.chain(n), np.arange(n, dtype=np.float32)[:, None]
+        got = gtvmin.closed_form(
+            graph, np.float32(Q), np.float32(q), alpha, require_unique=True
+        )
+        assert got.dtype == jnp.float32
+        mean = gtvmin.closed_form(graph, np.ones((n, 1, 1), np.float32), -2 * y, alpha)
+        assert float(mean.mean()) == pytest.approx(y.mean(), rel=1e-5)
+        # The same with weights that are traced.
+        traced = jax.jit(
+            lambda w: gtvmin.closed_form(graph.with_weight(w), Q, q, alpha)
+        )(graph.weight)
+    close(got, wanted.reshape(n, 2), 1e-4)
+    close(traced, wanted.reshape(n, 2), 1e-3)
+
+
+def test_one_node_with_data_decides_at_any_alpha_in_float32():
+    with jax.enable_x64(False):
+        Q = np.zeros((10, 1, 1), np.float32)
+        Q[0] = 1
+        for alpha in (1e-6, 1.0, 1e6, 1e9):
+            close(
+                gtvmin.closed_form(graphs.chain(10), Q, -2 * Q[..., 0], alpha), 1, 1e-3
+            )
+
+
+def test_scales_of_nodes_and_features_do_not_matter():
+    with jax.enable_x64(False):
+        size = np.array([1e-6, 1, 1e6], np.float32)
+        W = gtvmin.closed_form(
+            graphs.chain(3), size[:, None, None], -2 * size[:, None], 0.0
+        )
+        close(W, 1, 1e-6)
+        X = RNG.normal(size=(3, 50, 2)) * [1000, 0.5]
+        Q, q, _ = oracles.least_squares_statistics(
+            np.float32(X), np.float32(2 * X[..., 1])
+        )
+        close(gtvmin.consensus_limit(graphs.chain(3), Q, q), [[0, 2]] * 3, 1e-4)
+        close(gtvmin.locally_weighted(Q, q, np.ones(3)), [0, 2], 1e-4)
+
+
+def test_least_norm_whatever_the_scale():
+    """A pseudo-inverse in the original units, and of matrices of zeros."""
+    B = RNG.normal(size=(20, 4, 2)) * np.array([1e3, 1, 1, 1e-3])[:, None]
+    Q = B @ np.swapaxes(B, 1, 2)
+    Q[0] = 0
+    found = least_norm.pseudo_inverse(jnp.asarray(Q))
+    assert found.singular.all()
+    b = (Q @ RNG.normal(size=(20, 4, 1)))[..., 0]
+    wanted = np.stack(
+        [np.linalg.lstsq(B[i].T, np.linalg.lstsq(B[i], b[i])[0])[0] for i in range(20)]
+    )
+    close(
+        least_norm.least_norm_solve(jnp.asarray(Q), jnp.asarray(b)),
+        np.where(np.abs(Q).max((1, 2), keepdims=True)[:, 0] > 0, wanted, 0),
+        1e-6,
+    )
+
+
+def test_losses_that_are_not_convex_are_refused():
+    graph, (Q, q, _) = chain3()
+    for call in (gtvmin.closed_form, gtvmin.conjugate_gradients):
+        with pytest.raises(ValueError, match=r"semi-definite.*node 0"):
+            call(graph, -Q, q, 1.0)

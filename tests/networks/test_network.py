@@ -27,7 +27,7 @@ def random_network(seed, n=40, d=3, hub=False, dtype=np.float32):
     return graph, jnp.asarray(Q, dtype), jnp.asarray(q, dtype)
 
 
-def test_sums_over_edges_have_the_bits_of_sums_over_nodes():
+def test_sums_over_edges_equal_sums_over_nodes():
     graph, _, W = random_network(0, hub=True)
     W = {"a": W, "b": W[:, 0]}
 
@@ -36,7 +36,12 @@ def test_sums_over_edges_have_the_bits_of_sums_over_nodes():
         return network.message_sum(graph, copies), neighbour_sum(graph, W)
 
     got, expected = jax.jit(both)(W)
+    # To the bit in so small a network only; the compiler may fuse larger ones apart.
     jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+    graph, _, W = random_network(0, n=150)
+    got, expected = jax.jit(both)(W)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_message_sum_takes_every_directed_edge_for_itself():

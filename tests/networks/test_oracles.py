@@ -141,6 +141,7 @@ def test_check_quadratic():
     low_rank = Q.copy()
     low_rank[2] = np.outer(V[0], V[0])
     oracles.check_quadratic(low_rank)
+    oracles.check_quadratic(np.ones((2, 1, 1), int), definite=True)
     with pytest.raises(ValueError, match=r"definite.*node 2"):
         oracles.check_quadratic(low_rank, definite=True)
     with pytest.raises(ValueError, match=r"semi-definite.*node 1"):

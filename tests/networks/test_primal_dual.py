@@ -206,3 +206,13 @@ def test_bad_arguments_are_refused():
     for wrong in (np.ones((3, 1)), np.full((3, 1), np.nan)):
         with pytest.raises(ValueError, match="add up to 0"):
             primal_dual.critical_alpha(graph, wrong)
+
+
+def test_whole_numbers_are_numbers():
+    graph = graph64([[0, 1], [1, 2]])
+    gradients = np.array([[2], [2], [-4]])
+    assert primal_dual.critical_alpha(graph, gradients) == 4
+    a = np.array([[0.0], [0.0], [3.0]])
+    start: Any = np.zeros((3, 1), int)
+    found = primal_dual.solve(oracles.squared_distance(a), graph, start, 1.0)
+    close(found.W[:, 0], [0.25, 0.25, 2.5], 1e-3)

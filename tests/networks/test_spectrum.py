@@ -236,3 +236,15 @@ def test_TL1_expected_laplacian():
     off = ~np.eye(n, dtype=bool)
     assert (np.abs(mean - expected)[off] < 5 * error).all()
     assert (np.abs(np.diagonal(mean - expected)) < 5 * error * np.sqrt(n - 1)).all()
+
+
+def test_a_network_in_pieces_has_no_connectivity_at_all():
+    for n, m in ((3, 4), (300, 400)):  # dense and Lanczos
+        pieces = graphs.chain(n + m).with_weight(
+            (np.arange(n + m - 1) != n - 1).astype(float)
+        )
+        assert spectrum.extremes(pieces, tol=1e-3).second == 0
+    A = np.zeros((7, 7))
+    A[:3, :3] = A[3:, 3:] = 1
+    np.fill_diagonal(A, 0)
+    assert spectrum.extremes(Graph.from_dense(A)).second == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithms.networks import fedgd, fedrelax
-from fedjax_core.networks import gtvmin
+from fedjax_core.networks import graphs, gtvmin
 from fedjax_core.networks.explainability import (
     add_flipped,
     augment_by_guesses,
@@ -391,3 +391,22 @@ def test_a_server_is_a_single_point_of_failure():
     W = jnp.arange(4.0)[:, None]
     operator = fedgd.make(left, zero(), alpha=1.0, eta=0.1)
     np.testing.assert_array_equal(step(operator)(W, 0, None), W)
+
+
+def test_masks_of_another_network_are_refused():
+    star = Graph.from_edges([[0, i] for i in range(1, 4)])
+    for links in (jnp.ones(1, bool), jnp.ones(5, bool), jnp.arange(3)):
+        with pytest.raises(ValueError, match=r"links must be bool of shape \(3,\)"):
+            prune(star, links)
+        with pytest.raises(ValueError, match=r"links must be bool of shape \(3,\)"):
+            failure_perturbation(star, links, jnp.ones((4, 1)), 1.0, 0.1)
+    for call in (without_nodes, is_connected, algebraic_connectivity):
+        with pytest.raises(ValueError, match=r"alive must be bool of shape \(4,\)"):
+            call(star, jnp.ones(2, bool))
+
+
+def test_labels_of_all_nodes_count_at_large_alpha_in_float32():
+    X, change = jnp.ones((10, 1, 1)), jnp.ones((10, 1))
+    for alpha in (1e4, 1e6, 1e9):
+        moved = label_change(graphs.chain(10), alpha, X, change)
+        np.testing.assert_allclose(moved, 1, rtol=1e-5)
