@@ -123,16 +123,23 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
       c: ``[n]`` or one number.
 
     Raises:
-      ValueError: other shapes or, when prox is called, rho <= 0.
+      ValueError: other shapes, of W too, or, when prox is called, rho <= 0.
     """
     Q, q = as_float(Q), as_float(q)
     _quadratic_shapes(Q, q)
     c = jnp.broadcast_to(jnp.asarray(c, q.dtype), q.shape[:1])
 
+    def check(W: jax.Array) -> None:
+        # One node's loss would broadcast to all.
+        if jnp.shape(W) != q.shape:
+            raise ValueError(f"W must have shape {q.shape}, got {jnp.shape(W)}.")
+
     def value(W: jax.Array) -> jax.Array:
+        check(W)
         return jnp.einsum("nd,nde,ne->n", W, Q, W) + (q * W).sum(1) + c
 
     def grad(W: jax.Array) -> jax.Array:
+        check(W)
         return 2 * jnp.einsum("nde,ne->nd", Q, W) + q
 
     def prepare(rho: ArrayLike) -> Callable[[jax.Array], jax.Array]:
@@ -141,6 +148,7 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
         factor = jnp.linalg.cholesky(2 * Q + r[..., None] * eye[None])
 
         def prox(V: jax.Array) -> jax.Array:
+            check(V)
             b = (r * V - q)[..., None]
             return jax.scipy.linalg.cho_solve((factor, True), b)[..., 0]
 

@@ -182,3 +182,11 @@ def test_bad_arguments_are_refused():
         oracles.smooth(logistic, (X, Y), method="gradient")
     with pytest.raises(ValueError, match="steps"):
         oracles.smooth(logistic, (X, Y), steps=0)
+
+
+def test_losses_of_one_node_do_not_spread_to_others():
+    losses = oracles.quadratic(np.ones((1, 2, 2)), np.ones((1, 2)))
+    W = jnp.ones((3, 2))
+    for use in (losses.value, losses.grad, lambda W: losses.prox(W, 1.0)):
+        with pytest.raises(ValueError, match=r"W must have shape \(1, 2\)"):
+            use(W)
