@@ -19,7 +19,7 @@ from fedjax_core import check
 from fedjax_core.mechanisms import add_gaussian, add_laplace
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.network import Operator, Round
-from fedjax_core.networks.oracles import Losses
+from fedjax_core.networks.oracles import Losses, along_rows
 from fedjax_core.transform import Message, Transform, stateless
 from fedjax_core.types import Key, PyTree
 from fedjax_core.weiszfeld import norms
@@ -93,8 +93,8 @@ def relax_by_norm(
         distance = jnp.maximum(_norm(V[graph.target] - received), floor)
         force = weight / distance
         stiffness = _add_up(force, graph)
-        goal = _add_up(_rows(force, W) * received, graph)
-        goal = goal / _rows(jnp.where(stiffness > 0, stiffness, 1), W)
+        goal = _add_up(along_rows(force, W) * received, graph)
+        goal = goal / along_rows(jnp.where(stiffness > 0, stiffness, 1), W)
         return losses.prox(goal, alpha * stiffness)
 
     # From its own parameters, as the mean of the others may be anywhere. The step is
@@ -119,9 +119,9 @@ def norm_residual(
     away = W[graph.target] - received
     distance = _norm(away)
     here = distance <= 2 * _floor(received)
-    unit = away / _rows(jnp.where(here, 1, distance), away)
+    unit = away / along_rows(jnp.where(here, 1, distance), away)
     force = losses.grad(W) + _add_up(
-        _rows(jnp.where(here, 0, weight), away) * unit, graph
+        along_rows(jnp.where(here, 0, weight), away) * unit, graph
     )
     return jnp.maximum(_norm(force) - _add_up(jnp.where(here, weight, 0), graph), 0)
 
@@ -193,7 +193,3 @@ def _add_up(x: jax.Array, graph: Graph) -> jax.Array:
     return jax.ops.segment_sum(
         x, graph.target, graph.num_nodes, indices_are_sorted=True
     )
-
-
-def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
-    return by_row.reshape((-1, *[1] * (like.ndim - 1)))

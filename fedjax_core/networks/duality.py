@@ -26,7 +26,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.networks import gtvmin, oracles
 from fedjax_core.networks.graph import Graph, edge_diff, edge_scatter
-from fedjax_core.networks.oracles import as_float, check_quadratic
+from fedjax_core.networks.oracles import along_rows, as_float, check_quadratic
 
 Conjugate = Callable[[jax.Array], jax.Array]
 """``Z -> [n]``: f_i*(z_i) = sup_w z_i'w - f_i(w), for all nodes."""
@@ -66,7 +66,7 @@ def edge_duals(graph: Graph, W: jax.Array, alpha: ArrayLike) -> jax.Array:
     """
     check.non_negative(alpha=alpha)
     D = edge_diff(graph, W)
-    return 2 * alpha * _rows(graph.weight.astype(D.dtype), D) * D
+    return 2 * alpha * along_rows(graph.weight.astype(D.dtype), D) * D
 
 
 def node_duals(graph: Graph, U: jax.Array) -> jax.Array:
@@ -130,7 +130,3 @@ def certificate(
     U = edge_duals(graph, W, alpha)
     dual = dual_value(graph, U, alpha, quadratic_conjugate(Q, q, c))
     return Certificate(primal, dual, primal - dual)
-
-
-def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
-    return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1))

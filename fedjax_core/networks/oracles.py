@@ -169,7 +169,7 @@ def squared_distance(a: ArrayLike) -> Losses:
     a = as_float(a)
 
     def prox(V: jax.Array, rho: ArrayLike) -> jax.Array:
-        r = _rows(per_node("rho", rho, a.shape[0], a.dtype), a)
+        r = along_rows(per_node("rho", rho, a.shape[0], a.dtype), a)
         return (2 * a + r * V) / (2 + r)
 
     return Losses(lambda W: _square_norm(W - a), lambda W: 2 * (W - a), prox)
@@ -268,7 +268,10 @@ def prox_residual(losses: Losses, V: PyTree, W: PyTree, rho: ArrayLike) -> jax.A
     leaf = jax.tree.leaves(W)[0]
     rho = per_node("rho", rho, leaf.shape[0], leaf.dtype)
     parts = jax.tree.map(
-        lambda g, w, v: _square_norm(g + _rows(rho, w) * (w - v)), losses.grad(W), W, V
+        lambda g, w, v: _square_norm(g + along_rows(rho, w) * (w - v)),
+        losses.grad(W),
+        W,
+        V,
     )
     return jnp.sqrt(sum(jax.tree.leaves(parts)))
 
@@ -341,7 +344,8 @@ def _quadratic_shapes(Q: jax.Array, q: jax.Array) -> None:
         )
 
 
-def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
+def along_rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
+    """One number per row, ``[n]``, shaped to multiply `like`, ``[n, ...]``."""
     return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1))
 
 
