@@ -16,7 +16,15 @@ import jax
 import workload_data
 import workloads
 
-from fedjax_core import Execution, client_mesh, models, simulate
+from fedjax_core import (
+    Algorithm,
+    Execution,
+    FederatedData,
+    Model,
+    client_mesh,
+    models,
+    simulate,
+)
 from fedjax_core.algorithms import fedavg
 from fedjax_core.execution import choose_execution
 from fedjax_core.layers import Lowering
@@ -30,20 +38,26 @@ SETTINGS: dict[str, dict[Lowering, tuple[int, ...]]] = {  # clients per block
 ROUNDS = {"cifar10": 60, "W1": 40, "W2": 120, "W3": 15}
 
 
-def job(name: str, lowering: Lowering) -> tuple:
-    """Data, model, algorithm and cohort size of a job."""
+def population(name: str) -> tuple[FederatedData, int]:
+    """Data and cohort size of a job."""
+    if name == "cifar10":
+        return cifar10_iid.data(), 50
+    return workloads.data(name), workload_data.COHORT[name]
+
+
+def method(name: str, lowering: Lowering) -> tuple[Model, Algorithm]:
+    """Model and algorithm of a job."""
     if name == "cifar10":
         model = models.cifar_cnn(lowering=lowering)
         config = fedavg.Config(batch_size=10, client_lr=0.1)
-        return cifar10_iid.data(), model, fedavg.make(config, model.loss), 50
+        return model, fedavg.make(config, model.loss)
     model = workloads.model(name)
     if name == "W1":
         model = models.emnist_cnn(workload_data.CLASSES[name], lowering=lowering)
     config = fedavg.Config(
         client_lr=workload_data.LR, batch_size=workload_data.BATCH[name]
     )
-    algorithm = fedavg.make(config, model.loss)
-    return workloads.data(name), model, algorithm, workload_data.COHORT[name]
+    return model, fedavg.make(config, model.loss)
 
 
 def main() -> None:
@@ -53,7 +67,8 @@ def main() -> None:
     args = parser.parse_args()
     start = time.perf_counter()
     for name in args.jobs:
-        data, model, algorithm, cohort_size = job(name, "auto")
+        data, cohort_size = population(name)
+        model, algorithm = method(name, "auto")
         chosen = choose_execution(model, data.train, algorithm.work, cohort_size)
         settings: list[tuple[Lowering, int]] = [("auto", chosen.block_size)]
         for lowering, blocks in SETTINGS[name].items():
@@ -61,7 +76,7 @@ def main() -> None:
         for lowering, block in settings:
             if time.perf_counter() - start > args.limit:
                 return
-            _, model, algorithm, _ = job(name, lowering)
+            model, algorithm = method(name, lowering)
             result = simulate(
                 algorithm,
                 data,
