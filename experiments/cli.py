@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "heart_disease": "four hospitals: alone, together and pooled (needs files)",
     "mnist_by_writer": "MNIST with its writers as clients, new ones too (needs files)",
     "partitions": "one figure: what every partitioner gives to whom",
+    "slide_demos": "FedGD by a server, FedAvg, FedGD without a clock: Jung's slides",
     "shakespeare": "a character LSTM on the roles of Shakespeare's plays",
 }
 """Every experiment: a module here with `Experiment`, `PRESETS` and `main`."""

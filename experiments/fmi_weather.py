@@ -3,8 +3,10 @@
 Every station predicts the next day's highest temperature by a linear model of the five
 past days' highest and lowest, from a handful of windows of its own. GTVMin over a graph
 of nearest neighbours couples the models with strength alpha: 0 leaves every station
-alone, infinity is one model for all. Prints errors, draws the network, the error
-against alpha, and how FedRelax gets to the solution by talking to neighbours only.
+alone, infinity is one model for all. The last fifth of every station's train windows
+chooses alpha; test windows are looked at once, to report. Prints errors, draws the
+network, the error against alpha, and how FedRelax gets to the solution by talking to
+neighbours only.
 
 Stations are drawn at random unless --path names a folder with real ones.
 """
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 
@@ -40,10 +43,10 @@ class Experiment:
     Attributes:
       path: folder with fmi_windows_2025.csv.gz, real stations; None draws them.
       num_stations: stations to draw.
-      num_windows: windows of six days per station to draw; the last fifth validates.
+      num_windows: windows of six days per station to draw; the last fifth is test.
       num_neighbours: nearest stations that each station is joined to.
       alphas: strengths of GTVMin to try, beside 0 and infinity.
-      rounds: of FedRelax, at the best alpha.
+      rounds: of FedRelax, at the alpha chosen.
       num_seeds: populations to draw, for mean and spread; real stations are one.
       out: directory for the figure.
     """
@@ -87,14 +90,19 @@ class Problem(NamedTuple):
     Attributes:
       place: ``[n, 2]`` latitudes and longitudes.
       graph: its nearest neighbours.
-      train: the stations' average squared errors on their train windows.
-      validation: the same on the windows kept back.
+      early: the stations' average squared errors on the first four fifths of their
+        train windows.
+      validation: the same on the rest of them.
+      train: on all train windows.
+      test: on the windows kept back.
     """
 
     place: np.ndarray
     graph: Graph
-    train: Quadratic
+    early: Quadratic
     validation: Quadratic
+    train: Quadratic
+    test: Quadratic
 
 
 class Outcome(NamedTuple):
@@ -103,14 +111,16 @@ class Outcome(NamedTuple):
     Attributes:
       problem: the population.
       W: ``[A + 2, n, d]`` parameters, for alpha 0, the alphas, and infinity.
+      validation: ``[A + 2]`` error on validation windows of what was learnt without.
       train: ``[A + 2]`` error on train windows.
-      validation: ``[A + 2]`` error on validation windows.
+      test: ``[A + 2]`` error on test windows.
     """
 
     problem: Problem
     W: np.ndarray
-    train: np.ndarray
     validation: np.ndarray
+    train: np.ndarray
+    test: np.ndarray
 
 
 def load(experiment: Experiment) -> list[Problem]:
@@ -132,27 +142,44 @@ def load(experiment: Experiment) -> list[Problem]:
     for data, place in drawn:
         train, test = data.splits["train"], data.splits["test"]
         graph = graphs.knn_points(place, experiment.num_neighbours, "geodesic")
-        problems.append(Problem(place, graph, _statistics(train), _statistics(test)))
+        sizes = np.diff(train.offsets)
+        late = np.maximum(1, sizes // 5)
+        parts = (
+            _statistics(train, 0, np.maximum(1, sizes - late)),
+            _statistics(train, sizes - late, sizes),
+            _statistics(train, 0, sizes),
+            _statistics(test, 0, np.diff(test.offsets)),
+        )
+        problems.append(Problem(place, graph, *parts))
     return problems
 
 
 def solve(experiment: Experiment, problem: Problem) -> Outcome:
     """Learns all stations' models for every alpha, in one program."""
-    Q, q, _ = problem.train
 
-    def one(alpha):
-        # Models need not be exact to more digits than errors are shown with.
-        return gtvmin.conjugate_gradients(problem.graph, Q, q, alpha, tol=1e-7).W
+    @jax.jit
+    def learn(Q, q):
+        def one(alpha):
+            # Models need not be exact to more digits than errors are shown with.
+            return gtvmin.conjugate_gradients(problem.graph, Q, q, alpha, tol=1e-7).W
+
+        coupled = jax.vmap(one)(jnp.array([0, *experiment.alphas]))
+        pooled = gtvmin.locally_weighted(Q, q, jnp.ones(len(q)))
+        return jnp.concatenate([coupled, jnp.broadcast_to(pooled, (1, *q.shape))])
+
+    def error(W, windows):
+        return np.sqrt(np.mean(jax.vmap(quadratic(*windows).value)(W), 1))
 
     with jax.enable_x64(True):
-        coupled = jax.jit(jax.vmap(one))(jnp.array([0, *experiment.alphas]))
-        pooled = gtvmin.locally_weighted(Q, q, jnp.ones(len(q)))
-        W = jnp.concatenate([coupled, jnp.broadcast_to(pooled, (1, *q.shape))])
-        errors = [
-            np.sqrt(np.mean(jax.vmap(quadratic(*split).value)(W), 1))
-            for split in (problem.train, problem.validation)
-        ]
-    return Outcome(problem, np.asarray(W), *errors)
+        W_early = learn(problem.early.Q, problem.early.q)
+        W = learn(problem.train.Q, problem.train.q)
+        return Outcome(
+            problem,
+            np.asarray(W),
+            validation=error(W_early, problem.validation),
+            train=error(W, problem.train),
+            test=error(W, problem.test),
+        )
 
 
 def relax(
@@ -191,13 +218,14 @@ def table(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     times = f", {len(outcomes)} times" if len(outcomes) > 1 else ""
     out = Table(title=f"error in °C, {stations}{times}")
     out.add_column("")
-    for split in ("train", "validation", "std"):
-        out.add_column(split, justify="right")
+    columns = ("train", "test", "std")[: 3 if len(outcomes) > 1 else 2]
+    for name in columns:
+        out.add_column(name, justify="right")
     for name, k in rows.items():
         train = np.array([outcome.train[k] for outcome in outcomes])
-        validation = np.array([outcome.validation[k] for outcome in outcomes])
-        numbers = (train.mean(), validation.mean(), validation.std())
-        out.add_row(name, *(f"{number:.3f}" for number in numbers))
+        test = np.array([outcome.test[k] for outcome in outcomes])
+        numbers = (train.mean(), test.mean(), test.std())
+        out.add_row(name, *(f"{x:.3f}" for x in numbers[: len(columns)]))
     return out
 
 
@@ -231,7 +259,7 @@ def figure(
         aspect=1 / np.cos(np.radians(place[:, 1].mean())),
     )
 
-    for split, color in (("train", "#999999"), ("validation", "#1f77b4")):
+    for split, color in (("train", "#999999"), ("test", "#1f77b4")):
         errors = np.array([getattr(outcome, split) for outcome in outcomes])
         mean, spread = errors.mean(0), errors.std(0)
         curve = slice(1, -1)
@@ -243,9 +271,10 @@ def figure(
             color=color,
             alpha=0.2,
         )
-        if split == "validation":
+        if split == "test":
             middle.axhline(mean[0], color=color, linestyle=":", label="alone")
             middle.axhline(mean[-1], color=color, linestyle="--", label="one for all")
+    middle.axvline(alpha, color="#cccccc", zorder=0, label="chosen")
     middle.set(
         title="error against coupling", xlabel="alpha", ylabel="°C", xscale="log"
     )
@@ -274,15 +303,19 @@ def main(experiment: Experiment) -> None:
     console.print(f"figure: {path}", highlight=False)
 
 
-def _statistics(split: Packed) -> Quadratic:
-    """Squared errors of linear models with a constant, in float64."""
+def _statistics(split: Packed, begin: ArrayLike, end: np.ndarray) -> Quadratic:
+    """Squared errors of linear models with a constant, in float64.
+
+    Of every station, its windows from `begin` to before `end`.
+    """
     sizes = np.diff(split.offsets)
-    n, most = len(sizes), sizes.max()
-    mask = np.arange(most) < sizes[:, None]
+    window = np.arange(sizes.max())
+    mask = window < sizes[:, None]
     x, y = split.examples["x"], split.examples["y"]
-    X = np.zeros((n, most, x.shape[1] + 1))
-    Y = np.zeros((n, most))
+    X = np.zeros((*mask.shape, x.shape[1] + 1))
+    Y = np.zeros(mask.shape)
     X[mask] = np.column_stack([x, np.ones(len(x))])
     Y[mask] = y
     with jax.enable_x64(True):
-        return least_squares_statistics(X, Y, mask)
+        wanted = (window >= np.reshape(begin, (-1, 1))) & (window < end[:, None])
+        return least_squares_statistics(X, Y, wanted)

@@ -140,7 +140,7 @@ def induced(graph: Graph, members: ArrayLike) -> Graph:
     return Graph.from_edges(edges, weight, int(inside.sum()), weight.dtype)
 
 
-def deviation_bound(
+def cluster_deviation_bound(
     graph: Graph,
     members: ArrayLike,
     alpha: float,

@@ -56,7 +56,7 @@ def empirical_risk(w: ArrayLike, risk: Quadratic) -> jax.Array:
     return w @ risk.Q @ w + risk.q @ w + risk.c
 
 
-def gradient_step(
+def least_squares_step(
     w: ArrayLike, X: ArrayLike, y: ArrayLike, eta: ArrayLike
 ) -> jax.Array:
     """A gradient step of linear regression, about m d operations.

@@ -42,7 +42,7 @@ def test_the_ends_of_the_sweep_are_local_and_pooled_least_squares(outcomes):
         )
         pooled = np.linalg.lstsq(x, y)[0]
         np.testing.assert_allclose(outcome.W[-1], np.tile(pooled, (8, 1)), rtol=1e-4)
-        for split, a, b in (("train", x, y), ("validation", u, v)):
+        for split, a, b in (("train", x, y), ("test", u, v)):
             expected = np.sqrt(np.mean((a @ pooled - b) ** 2))
             assert getattr(outcome, split)[-1] == pytest.approx(expected, rel=1e-5)
         for i in range(8):  # four rows, eleven parameters: the least norm
@@ -51,6 +51,26 @@ def test_the_ends_of_the_sweep_are_local_and_pooled_least_squares(outcomes):
             np.testing.assert_allclose(outcome.W[0, i], alone, atol=1e-3)
         assert outcome.train[0] < 1e-3
         assert np.all(np.diff(outcome.train) > 0)
+
+
+def test_alpha_is_chosen_without_the_rows_that_are_reported(outcomes):
+    for seed, outcome in enumerate(outcomes):
+        data, _ = fmi_like.daily(8, 5, seed=seed)
+        x, y = (
+            np.reshape(data.train.examples[k], (8, 4, -1)).astype(np.float64)
+            for k in ("x", "y")
+        )
+        x = np.concatenate([x, np.ones((8, 4, 1))], -1)
+        early = x[:, :3].reshape(24, -1), y[:, :3].reshape(24)
+        pooled = np.linalg.lstsq(*early)[0]
+        error = np.sqrt(np.mean((x[:, 3] @ pooled - y[:, 3, 0]) ** 2))
+        assert outcome.validation[-1] == pytest.approx(error, rel=1e-5)
+
+    flipped = [o._replace(test=o.test[::-1]) for o in outcomes]
+    chosen = fmi_weather.best(TINY, outcomes)
+    assert chosen == fmi_weather.best(TINY, flipped)
+    mean = np.mean([o.validation for o in outcomes], 0)
+    assert mean[chosen] == mean[1:-1].min()
 
 
 def test_fedrelax_goes_to_the_solution(outcomes):

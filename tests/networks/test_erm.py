@@ -45,7 +45,7 @@ def test_quadratic_form_gradient_and_step():
     gradient = jax.grad(erm.empirical_risk)(jnp.asarray(w), plain)
     close(gradient, 2 * plain.Q @ w + plain.q)
     close(gradient, -2 / 9 * X.T @ (y - X @ w))
-    close(erm.gradient_step(w, X, y, 0.1), w - 0.1 * gradient)
+    close(erm.least_squares_step(w, X, y, 0.1), w - 0.1 * gradient)
 
 
 def test_minimum_norm_solution_for_any_features():

@@ -121,7 +121,9 @@ def test_prop_6_1_as_a_function():
     border = A[members][:, ~members].sum()
     size = np.sum(models[1] ** 2) + np.sum(W[~members] ** 2, axis=1).max()
     expected = (noise[members].sum() + 6 * border * size) / (3 * lam2)
-    ours = clustered.deviation_bound(graph, members, 3.0, lam2, noise, models[1], W)
+    ours = clustered.cluster_deviation_bound(
+        graph, members, 3.0, lam2, noise, models[1], W
+    )
     assert float(ours) == pytest.approx(expected, rel=1e-9)
     # C = V: no boundary, and with one model everywhere it is Prop. 3.1.
     check_connected(graph)
@@ -130,7 +132,7 @@ def test_prop_6_1_as_a_function():
     noise, lam2 = (errors**2).mean(1), extremes(graph).second
     for alpha in (0.1, 1.0, 100.0):
         W = dense_solution(graph, Q, q, alpha)
-        bound = clustered.deviation_bound(
+        bound = clustered.cluster_deviation_bound(
             graph, np.ones(len(X), bool), alpha, lam2, noise, models[0], W
         )
         assert float(bound) == pytest.approx(noise.sum() / (lam2 * alpha))
@@ -554,7 +556,7 @@ def test_online_descent_follows_exercise_4_3(schedule, rate):
         (lambda: clustered.cluster_nodes(np.zeros((3, 1)), 2, method=OTHER), "method"),
         (lambda: clustered.n_clusters(graphs.chain(2), jnp.ones((2, 1)), -1), "tol"),
         (
-            lambda: clustered.deviation_bound(
+            lambda: clustered.cluster_deviation_bound(
                 graphs.chain(2), np.arange(2) == 0, 1.0, 0.0, np.ones(2), 1.0, np.eye(2)
             ),
             "lam2",
@@ -569,7 +571,7 @@ def test_online_descent_follows_exercise_4_3(schedule, rate):
             "members must be bool",
         ),
         (
-            lambda: clustered.deviation_bound(
+            lambda: clustered.cluster_deviation_bound(
                 graphs.chain(2), np.array([True]), 1.0, 1.0, np.ones(2), 1.0, np.eye(2)
             ),
             r"members must be bool of shape \(2,\)",

@@ -1,0 +1,256 @@
+"""The three demos that Jung's slides only mark, each a few lines over the library.
+
+Twelve nodes on a ring hold linear regression data whose true parameters turn slowly
+along it. FedGD runs through a server that keeps the nodes in step; FedAvg
+learns one model for all from batches, with half of the nodes in a round; FedGD runs
+once more, without a clock, where nodes act when they like on copies of some age. Draws
+how each approaches what it should, beside the bound where theory has one.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_core import check
+from fedjax_core.algorithms.networks import fedavg, fedgd, fedsgd
+from fedjax_core.networks import (
+    asynchronous,
+    contraction,
+    graphs,
+    gtvmin,
+    network,
+    plots,
+    schedules,
+)
+from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.iterate import block_max_norm
+from fedjax_core.networks.oracles import (
+    Quadratic,
+    least_squares_statistics,
+    quadratic,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      num_nodes: n.
+      num_examples: of a node.
+      num_features: d.
+      alpha: strength of GTVMin, of FedGD.
+      rounds: of FedGD and FedAvg; twice as many events without a clock.
+      batch_size: of FedAvg, whose rate falls as the rounds go on.
+      local_steps: of FedAvg.
+      bound: window in which every node acts, and largest age of a copy.
+      seed: of everything drawn.
+      out: directory for the figure.
+    """
+
+    num_nodes: int = 12
+    num_examples: int = 30
+    num_features: int = 3
+    alpha: float = 0.5
+    rounds: int = 60
+    batch_size: int = 10
+    local_steps: int = 5
+    bound: int = 4
+    seed: int = 0
+    out: Path = Path("runs/slide_demos")
+
+    def __post_init__(self):
+        check.positive_int(
+            num_nodes=self.num_nodes,
+            num_examples=self.num_examples,
+            num_features=self.num_features,
+            rounds=self.rounds,
+            batch_size=self.batch_size,
+            local_steps=self.local_steps,
+            bound=self.bound,
+        )
+        check.in_range(5, 10_000, num_nodes=self.num_nodes)
+        check.in_range(1, self.num_examples, batch_size=self.batch_size)
+        check.in_range(1, self.num_examples, num_features=self.num_features)
+        check.positive(alpha=self.alpha)
+        check.non_negative(seed=self.seed)
+
+
+PRESETS = {
+    "default": Experiment(),
+    "smoke": Experiment(num_nodes=6, num_examples=8, batch_size=4, rounds=20),
+}
+
+
+class Problem(NamedTuple):
+    """The network and its data.
+
+    Attributes:
+      graph: the network.
+      X: ``[n, m, d]``.
+      y: ``[n, m]``.
+      local: the average squared errors.
+    """
+
+    graph: Graph
+    X: jax.Array
+    y: jax.Array
+    local: Quadratic
+
+
+class Run(NamedTuple):
+    """Relative distances to the goal, ``[rounds + 1]``, and bounds where known."""
+
+    error: np.ndarray
+    bound: np.ndarray | None
+
+
+def draw(experiment: Experiment) -> Problem:
+    """Draws features and noise; the network and the true parameters are fixed."""
+    e = experiment
+    key_x, key_noise = jax.random.split(jax.random.key(e.seed))
+    angle = 2 * np.pi * np.arange(e.num_nodes) / e.num_nodes
+    phase = np.arange(e.num_features)
+    W_true = 1 + 0.3 * np.sin(angle[:, None] + phase)
+    X = jax.random.normal(key_x, (e.num_nodes, e.num_examples, e.num_features))
+    y = jnp.einsum("nmd,nd->nm", X, W_true)
+    y += 0.1 * jax.random.normal(key_noise, y.shape)
+    graph = graphs.cycle(e.num_nodes)
+    return Problem(graph, X, y, least_squares_statistics(X, y))
+
+
+def fedgd_with_a_server(experiment: Experiment, problem: Problem) -> Run:
+    """Synchronous FedGD: a server passes on what nodes send, and keeps them in step."""
+    graph, (Q, q, _), alpha = problem.graph, problem.local, experiment.alpha
+    solution = gtvmin.closed_form(graph, Q, q, alpha)
+    low, high = contraction.extreme_eigenvalues(gtvmin.system(graph, Q, q, alpha)[0])
+    method = fedgd.make(
+        graph, quadratic(Q, q), alpha=alpha, eta=contraction.optimal_rate(low, high)
+    )
+    _, error = network.run(
+        method,
+        jnp.zeros_like(q),
+        experiment.rounds,
+        channel=network.relay,
+        record=lambda W: jnp.linalg.norm(W - solution),
+    )
+    return _run(error, jnp.linalg.norm(solution), contraction.optimal_factor(low, high))
+
+
+def fedavg_with_batches(experiment: Experiment, problem: Problem) -> Run:
+    """FedAvg: random batches, several local steps, half of the nodes in a round."""
+    e, (Q, q, _) = experiment, problem.local
+    pooled = gtvmin.locally_weighted(Q, q, jnp.ones(e.num_nodes))
+    best = jnp.broadcast_to(pooled, q.shape)
+    slowest = float(jnp.linalg.eigvalsh(Q)[:, -1].max())
+    method = fedavg.make(
+        fedsgd.least_squares(problem.X, problem.y, e.batch_size),
+        e.num_nodes,
+        eta=schedules.power_decay(0.5 / slowest, 0.7),
+        local_steps=e.local_steps,
+        clients=e.num_nodes // 2,
+    )
+    _, error = network.run(
+        method,
+        jnp.zeros_like(q),
+        e.rounds,
+        key=jax.random.key(e.seed),
+        record=lambda W: jnp.linalg.norm(W - best),
+    )
+    return _run(error, jnp.linalg.norm(best), None)
+
+
+def fedgd_without_a_clock(
+    experiment: Experiment, problem: Problem
+) -> tuple[asynchronous.Schedule, Run]:
+    """Asynchronous FedGD: nodes act at random, on what they last heard."""
+    e, graph, (Q, q, _) = experiment, problem.graph, problem.local
+    solution = gtvmin.closed_form(graph, Q, q, e.alpha)
+    eta = asynchronous.fedgd_rate_bound(graph, Q, e.alpha)
+    schedule = asynchronous.partially_asynchronous(
+        graph, 2 * e.rounds, e.bound, jax.random.key(e.seed)
+    )
+    _, error = asynchronous.run(
+        fedgd.make(graph, quadratic(Q, q), alpha=e.alpha, eta=eta),
+        schedule,
+        jnp.zeros_like(q),
+        record=lambda W: block_max_norm(W - solution),
+    )
+    kappa = asynchronous.fedgd_contraction(Q, eta)
+    bound = asynchronous.contraction_bound(kappa, e.bound, np.arange(2 * e.rounds + 1))
+    return schedule, _run(error, block_max_norm(solution), bound)
+
+
+def main(experiment: Experiment) -> None:
+    """Runs all three in float64, prints a table and says where the figure is."""
+    with jax.enable_x64(True):
+        problem = draw(experiment)
+        schedule, without = fedgd_without_a_clock(experiment, problem)
+        runs = {
+            "FedGD through a server": fedgd_with_a_server(experiment, problem),
+            "FedAvg, half of the nodes": fedavg_with_batches(experiment, problem),
+            "FedGD without a clock": without,
+        }
+    console = Console()
+    console.print(table(runs))
+    path = experiment.out / "slide_demos.png"
+    figure(problem.graph, schedule, runs, path)
+    console.print(f"figure: {path}", highlight=False)
+
+
+def table(runs: dict[str, Run]) -> Table:
+    """Distances at some rounds, and the bounds at the last one."""
+    out = Table(title="distance to the solution, relative to that from 0")
+    out.add_column("")
+    for name in ("after a quarter", "at the end", "at most"):
+        out.add_column(name, justify="right")
+    for name, (error, bound) in runs.items():
+        last = "" if bound is None else f"{bound[-1]:.2g}"
+        out.add_row(name, f"{error[len(error) // 4]:.2g}", f"{error[-1]:.2g}", last)
+    return out
+
+
+def figure(
+    graph: Graph,
+    schedule: asynchronous.Schedule,
+    runs: dict[str, Run],
+    path: Path | None = None,
+) -> Any:
+    """Draws all distances, with bounds dashed, and the first events without a clock.
+
+    Returns:
+      A matplotlib Figure; written to `path` if given.
+    """
+    from matplotlib.figure import Figure
+
+    result = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = result.subplots(1, 2)
+    plots.convergence(
+        left,
+        {name: run.error for name, run in runs.items()},
+        {name: run.bound for name, run in runs.items() if run.bound is not None},
+    )
+    left.set(ylabel="relative distance to the solution", xlabel="round or event")
+    shown = range(min(6, graph.num_nodes))
+    ages = plots.timeline(right, graph, schedule, nodes=shown, events=20)
+    ticks = range(schedule.max_delay + 1)
+    result.colorbar(ages, ax=right, label="age of the copy, events", ticks=ticks)
+    right.set_title("the first events without a clock")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        result.savefig(path, dpi=150)
+    return result
+
+
+def _run(error: jax.Array, start: jax.Array, bound: Any) -> Run:
+    """Distances over the first one; a bound that is one number is a factor a round."""
+    relative = np.r_[1, np.asarray(error) / float(start)]
+    if bound is not None and jnp.ndim(bound) == 0:
+        bound = float(bound) ** np.arange(len(relative))
+    return Run(relative, None if bound is None else np.asarray(bound))
