@@ -19,6 +19,7 @@ from rich.table import Table
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks import fedavg, fedgd, fedsgd
+from fedjax_core.datasets.networks import network_linear
 from fedjax_core.networks import (
     asynchronous,
     contraction,
@@ -114,14 +115,11 @@ class Run(NamedTuple):
 def draw(experiment: Experiment) -> Problem:
     """Draws features and noise; the network and the true parameters are fixed."""
     e = experiment
-    key_x, key_noise = jax.random.split(jax.random.key(e.seed))
     angle = 2 * np.pi * np.arange(e.num_nodes) / e.num_nodes
     phase = np.arange(e.num_features)
     W_true = 1 + 0.3 * np.sin(angle[:, None] + phase)
-    X = jax.random.normal(key_x, (e.num_nodes, e.num_examples, e.num_features))
-    y = jnp.einsum("nmd,nd->nm", X, W_true)
-    y += 0.1 * jax.random.normal(key_noise, y.shape)
-    graph = graphs.cycle(e.num_nodes)
+    graph, key = graphs.cycle(e.num_nodes), jax.random.key(e.seed)
+    X, y, _, _ = network_linear(key, graph, e.num_examples, W_true, noise_std=0.1)
     return Problem(graph, X, y, least_squares_statistics(X, y))
 
 

@@ -23,6 +23,7 @@ from fedjax_core import check
 from fedjax_core.mechanisms import add_gaussian
 from fedjax_core.networks.graph import Graph, as_mask
 from fedjax_core.networks.network import Channel
+from fedjax_core.networks.oracles import along_rows
 from fedjax_core.random import stream
 from fedjax_core.reduce import select
 from fedjax_core.transform import Message, Transform
@@ -34,9 +35,13 @@ Attack = Callable[[PyTree, Any], PyTree]
 
 def scale(factor: ArrayLike) -> Attack:
     """Sends `factor` times the truth; -1 flips its sign. The factor may be traced."""
-    return lambda message, key: jax.tree.map(
-        lambda m: m * jnp.asarray(factor, m.dtype), message
-    )
+
+    def attack(message, key):
+        del key
+        _require_floats(message)
+        return jax.tree.map(lambda m: m * jnp.asarray(factor, m.dtype), message)
+
+    return attack
 
 
 def add_noise(sigma: jax.Array | float) -> Attack:
@@ -62,6 +67,7 @@ def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
 
     def attack(message, key):
         del key
+        _require_floats(message)
 
         def one(m, goal):
             goal = jnp.asarray(goal, m.dtype)
@@ -101,12 +107,16 @@ def poison(
       attacked: ``[k]`` bool.
       attack: see the module.
       key: for an attack that draws.
+
+    Raises:
+      ValueError: `attacked` is no bool array of shape ``[k]``.
     """
-    return jax.tree.map(
-        lambda bad, m: jnp.where(attacked.reshape(-1, *[1] * (m.ndim - 1)), bad, m),
-        attack(messages, key),
-        messages,
-    )
+
+    def one(bad, m):
+        rows = as_mask("attacked", attacked, m.shape[:1])
+        return jnp.where(along_rows(rows, m), bad, m)
+
+    return jax.tree.map(one, attack(messages, key), messages)
 
 
 def poison_channel(
@@ -192,8 +202,13 @@ def growing(order: Sequence[int], num: int) -> jax.Array:
 
     Raises:
       ValueError: a node twice or outside 0..n-1.
+      TypeError: nodes that are not ints.
     """
-    nodes = np.asarray(order, int)
+    nodes = np.asarray(order)
+    if nodes.size == 0:
+        nodes = nodes.astype(int)
+    if nodes.dtype.kind not in "iu":
+        raise TypeError(f"order must be ints, got dtype {nodes.dtype}.")
     if len(set(nodes.tolist())) < len(nodes) or ((nodes < 0) | (nodes >= num)).any():
         raise ValueError(
             f"order must hold different nodes in 0..{num - 1}, got {list(order)}."
@@ -217,13 +232,16 @@ def smallest_attack(
       None where no number of them does.
 
     Raises:
-      ValueError: the error without an attack is not finite.
+      ValueError: `errors` is empty or of another shape, or the error without an attack
+        is not finite.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", Exercise 10.2.
     """
     check.positive(rise=rise)
     errors = np.asarray(errors)
+    if errors.ndim != 1 or not errors.size:
+        raise ValueError(f"errors must have shape (k + 1,), got {errors.shape}.")
     honest = errors[0]
     if not np.isfinite(honest):
         raise ValueError(f"errors must start with a finite one, got {honest}.")
@@ -236,3 +254,9 @@ def _check_fraction(fraction: Any) -> None:
     check.in_range(0, 1, fraction=fraction)
     if not isinstance(fraction, Tracer) and fraction == 1:
         raise ValueError(f"fraction must be in [0, 1), got {fraction!r}.")
+
+
+def _require_floats(message: PyTree) -> None:
+    for m in jax.tree.leaves(message):
+        if not jnp.issubdtype(m.dtype, jnp.inexact):
+            raise TypeError(f"message must be floats to be moved, got {m.dtype}.")

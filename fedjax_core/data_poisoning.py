@@ -17,7 +17,8 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.mechanisms import check_room
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, as_mask
+from fedjax_core.networks.least_norm import is_known
 
 
 def poison_data(
@@ -41,13 +42,14 @@ def poison_data(
       labels: what to add to y; broadcasts.
 
     Raises:
-      ValueError: the shape of `attacked` does not start those of X and y.
+      ValueError: the shape of `attacked` does not start those of X and y, or known
+        data of ints leave the range of their dtype (traced ones wrap around).
       TypeError: fractions for data of ints.
     """
     if features is not None:
-        X = jnp.where(_widen(attacked, X), X + _cast("features", features, X), X)
+        X = _add("features", features, X, attacked)
     if labels is not None:
-        y = jnp.where(_widen(attacked, y), y + _cast("labels", labels, y), y)
+        y = _add("labels", labels, y, attacked)
     return X, y
 
 
@@ -92,6 +94,9 @@ def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
     Returns:
       ``[n]`` int32; n for a node that it never reaches.
 
+    Raises:
+      ValueError: `attacked` is no bool array of shape ``[n]``.
+
     References:
       Jung, "Federated Learning: From Theory to Practice", Fig. 10.3.
     """
@@ -105,6 +110,7 @@ def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
         new = jnp.minimum(rounds, heard)
         return new, (new != rounds).any()
 
+    attacked = as_mask("attacked", attacked, (n,))
     start = jnp.where(attacked, 0, n).astype(jnp.int32)
     return lax.while_loop(lambda c: c[1], spread, (start, jnp.bool_(True)))[0]
 
@@ -114,7 +120,7 @@ class Trigger:
     """The features that open a back door: given values in given columns.
 
     Attributes:
-      columns: of the features.
+      columns: of the features, none twice.
       values: one for each.
     """
 
@@ -127,6 +133,8 @@ class Trigger:
                 "a trigger needs columns and one value for each, got columns "
                 f"{self.columns} and values {self.values}."
             )
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"columns must be different, got {self.columns}.")
 
     @classmethod
     def hour(cls, hour: int, first_column: int = 0) -> "Trigger":
@@ -139,20 +147,31 @@ class Trigger:
         """X ``[..., d]`` with the trigger put on every row.
 
         Raises:
+          ValueError: a column outside 0..d-1.
           TypeError: fractions for features of ints.
         """
         values = _cast("values", self.values, X)
-        return X.at[..., np.asarray(self.columns)].set(values)
+        return X.at[..., self._columns_of(X)].set(values)
 
     def holds(self, X: jax.Array) -> jax.Array:
         """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool.
 
         Raises:
+          ValueError: a column outside 0..d-1.
           TypeError: fractions for features of ints.
         """
         values = _cast("values", self.values, X)
-        found = X[..., np.asarray(self.columns)]
+        found = X[..., self._columns_of(X)]
         return (found == jnp.broadcast_to(values, found.shape)).all(-1)
+
+    def _columns_of(self, X: jax.Array) -> np.ndarray:
+        # JAX clamps or drops an index that is out of bounds.
+        columns = np.asarray(self.columns)
+        if ((columns < 0) | (columns >= X.shape[-1])).any():
+            raise ValueError(
+                f"columns must be in 0..{X.shape[-1] - 1}, got {self.columns}."
+            )
+        return columns
 
 
 def plant_backdoor(
@@ -168,7 +187,8 @@ def plant_backdoor(
       target: what to predict then.
 
     Raises:
-      ValueError: the shape of `attacked` does not start those of X and y.
+      ValueError: the shape of `attacked` does not start those of X and y, or X lacks a
+        column of the trigger.
       TypeError: fractions for data of ints.
     """
     X = jnp.where(_widen(attacked, X), trigger.stamp(X), X)
@@ -215,6 +235,21 @@ def attack_success(
     """
     check.non_negative(tolerance=tolerance)
     return (jnp.abs(predict(trigger.stamp(X)) - target) <= tolerance).mean()
+
+
+def _add(name: str, value: Any, x: jax.Array, attacked: jax.Array) -> jax.Array:
+    hit, value = _widen(attacked, x), _cast(name, value, x)
+    ints = not jnp.issubdtype(x.dtype, jnp.inexact)
+    if ints and is_known(x, value, attacked):
+        total = np.asarray(x, np.int64) + np.asarray(value, np.int64)
+        low, high = jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max
+        wrong = np.asarray(hit) & ((total < low) | (total > high))
+        if wrong.any():
+            raise ValueError(
+                f"{name} must keep data of {x.dtype} in [{low}, {high}], got "
+                f"{total[wrong][0]}."
+            )
+    return jnp.where(hit, x + value, x)
 
 
 def _cast(name: str, value: Any, like: jax.Array) -> jax.Array:

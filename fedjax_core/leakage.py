@@ -8,7 +8,6 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from scipy import stats
 
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph
-from fedjax_core.networks.least_norm import Inverse, adjacency, coupled_inverse
+from fedjax_core.networks.least_norm import Inverse, coupled_inverse
 from fedjax_core.networks.oracles import as_float, least_squares_statistics
 from fedjax_core.types import Key, PyTree
 
@@ -65,7 +64,7 @@ def label_sensitivity(
     X, mask, count, inverse = _problem(graph, X, alpha, mask)
     n, _, d = X.shape
     columns = jnp.where(inverse.singular, jnp.nan, inverse.matrix)
-    columns = columns.reshape(n * d, n, d)
+    columns = columns.reshape(n * d, n, d).astype(X.dtype)
     gram = jnp.einsum("kia,kib->iab", columns, columns)  # of the columns of each node
     square = jnp.einsum("ira,iab,irb->ir", X, gram, X)
     moved = jnp.sqrt(jnp.maximum(square, 0)) / count[:, None]
@@ -146,8 +145,9 @@ def trade_off_slack(
     """
     check.positive(epsilon=epsilon)
     p1, p2 = _errors(p1, p2, delta)
-    factor = math.exp(epsilon)
-    return np.minimum(factor * p1 + p2, p1 + factor * p2) - (1 - delta)
+    with np.errstate(divide="ignore", over="ignore"):  # 0 times e^epsilon is 0
+        first, second = np.exp(epsilon + np.log(p1)), np.exp(epsilon + np.log(p2))
+    return np.minimum(first + p2, p1 + second) - (1 - delta)
 
 
 def epsilon_from_errors(
@@ -307,7 +307,7 @@ def _problem(
         raise ValueError(f"X must have {graph.num_nodes} rows, got shape {X.shape}.")
     y = jnp.zeros_like(X[..., 0])
     Q = least_squares_statistics(X, y, mask, allow_empty=True).Q
-    return X, mask, count, coupled_inverse(Q, adjacency(graph), alpha)
+    return X, mask, count, coupled_inverse(Q, graph, alpha)
 
 
 def _local_data(

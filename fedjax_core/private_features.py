@@ -13,7 +13,11 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from fedjax_core.networks.least_norm import least_norm_solve
+from fedjax_core.networks.least_norm import (
+    is_known,
+    least_norm_solve,
+    pseudo_inverse,
+)
 from fedjax_core.networks.oracles import as_float, check_finite
 
 
@@ -84,10 +88,17 @@ def private_projection(c: ArrayLike) -> Projection:
     # Scaled first: the square of a small c would underflow.
     largest = jnp.max(jnp.abs(c))
     changed = largest > 0
-    direction = c / jnp.where(changed, largest, 1)
-    square = jnp.where(changed, direction @ direction, 1)
-    hidden = direction[:, None] * direction[None] / square
-    return Projection(jnp.eye(len(c), dtype=c.dtype) - hidden, changed)
+    # 1 / largest, by which XLA may multiply, must not underflow either.
+    down = jnp.where(largest > 1, 2.0**-8, 1).astype(c.dtype)
+    direction = c * down / jnp.where(changed, largest * down, 1)
+    square = direction**2
+    total = jnp.where(changed, square.sum(), 1)
+    own = jnp.eye(len(c), dtype=bool)
+    # 1 - c_i^2 / ||c||^2 as the share of the others: it must not cancel.
+    others = jnp.where(own, 0, square[None]).sum(1) / total
+    hidden = direction[:, None] * direction[None] / total
+    F = jnp.where(own, jnp.where(changed, others, 1)[:, None], -hidden)
+    return Projection(F, changed)
 
 
 def reconstruction_error(
@@ -112,9 +123,16 @@ def reconstruction_error(
     References:
       Jung, Section 9.3, "Optimal Private Linear Transformation".
     """
-    F, c = as_float(F), as_float(c)
-    Fc = F @ c
-    explained = Fc @ least_norm_solve(F @ as_float(covariance) @ F.T, Fc)
+    F, C, c = as_float(F), as_float(covariance), as_float(c)
+    with jax.default_matmul_precision("highest"):
+        Fc, FCF = F @ c, F @ C @ F.T
+        if is_known(F, C, c):  # F cancels what it hides, which takes digits
+            wide, eps = np.asarray(F, np.float64), float(jnp.finfo(F.dtype).eps)
+            FCF = wide @ np.asarray(C, np.float64) @ wide.T
+            Fc = wide @ np.asarray(c, np.float64)
+            explained = Fc @ pseudo_inverse(FCF, eps).matrix @ Fc
+        else:
+            explained = Fc @ least_norm_solve(FCF, Fc)
     return jnp.clip(variance - explained, 0, variance)
 
 

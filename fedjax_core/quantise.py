@@ -30,23 +30,34 @@ def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
       bits: b > 0 per coordinate, a whole number to be sendable; may be traced.
 
     Raises:
-      ValueError: bits <= 0.
+      ValueError: bits <= 0, or no array in x.
     """
     check.positive(bits=bits)
-    x = jax.tree.map(as_float, x)
-    leaves = jax.tree.leaves(x)
+    leaves, form = jax.tree.flatten(jax.tree.map(as_float, x))
+    if not leaves:
+        raise ValueError(f"x must hold an array, got {x!r}.")
     scale = leaves[0].dtype.type(0)
     for leaf in leaves:
         scale = jnp.maximum(scale, jnp.max(jnp.abs(leaf), initial=0))
+    # Near the largest float 2 s overflows, and 1 / s, by which XLA may multiply,
+    # underflows.
+    huge = scale > jnp.finfo(scale.dtype).max / 2**8
+    down = jnp.where(huge, 2.0**-8, 1).astype(scale.dtype)
+    # Whole numbers of bits give 2^b exactly, which exp2 alone does not.
+    bits = jnp.asarray(bits, scale.dtype)
+    whole = jnp.floor(bits)
+    power = jnp.ldexp(jnp.exp2(bits - whole), whole.astype(int))
+    cell = 2 * (scale * down) / power
+    # The coordinate s itself belongs to the last cell.
+    last = jnp.ceil(power / 2) - 1
 
     def one(leaf):
-        cell = 2 * scale.astype(leaf.dtype) * jnp.exp2(-jnp.asarray(bits, leaf.dtype))
-        # The coordinate s itself belongs to the last cell.
-        last = jnp.ceil(jnp.exp2(jnp.asarray(bits, leaf.dtype)) / 2) - 1
-        index = jnp.floor(leaf / jnp.where(cell > 0, cell, 1))
-        return jnp.clip(index, -last - 1, last) * cell + cell / 2
+        exact = leaf.astype(scale.dtype) * down
+        index = jnp.floor(exact / jnp.where(cell > 0, cell, 1))
+        sent = jnp.clip(index, -last - 1, last) * cell + cell / 2
+        return (sent / down).astype(leaf.dtype)
 
-    return jax.tree.map(one, x)
+    return jax.tree.unflatten(form, [one(leaf) for leaf in leaves])
 
 
 def quantise_update(bits: int) -> Transform:

@@ -26,6 +26,7 @@ from fedjax_core import check
 from fedjax_core.networks.graph import Graph, num_neighbours
 from fedjax_core.reduce import Cast, Reduction, stack
 from fedjax_core.types import PyTree
+from fedjax_core.weiszfeld import checked_weights
 from fedjax_core.weiszfeld import weiszfeld as weiszfeld
 
 Rule = Callable[[PyTree, jax.Array], PyTree]
@@ -37,8 +38,11 @@ def average(values: PyTree, weights: jax.Array) -> PyTree:
     Args:
       values: leaves ``[K, ...]``.
       weights: ``[K]``, >= 0; bool weighs equally what is True.
+
+    Raises:
+      ValueError: a known weight that is negative or not finite.
     """
-    return _weighted_mean(values, jnp.asarray(weights))
+    return _weighted_mean(values, checked_weights(weights))
 
 
 def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
@@ -59,13 +63,13 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
         number of values. Where it is not and only the device knows, the result is NaN.
 
     Raises:
-      ValueError: b is negative or 2b >= K.
+      ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
       TypeError: b is no int.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (187) and (188).
     """
-    weights = jnp.asarray(weights)
+    weights = checked_weights(weights)
     present = weights > 0
     n = present.sum()
     _check_suspects(b, weights.shape[0])
@@ -96,13 +100,13 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
       b: as for `clip_extremes`.
 
     Raises:
-      ValueError: b is negative or 2b >= K.
+      ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
       TypeError: b is no int.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (187) and (189).
     """
-    weights = jnp.asarray(weights)
+    weights = checked_weights(weights)
     present = weights > 0
     n = present.sum()
     _check_suspects(b, weights.shape[0])

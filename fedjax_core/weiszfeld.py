@@ -5,12 +5,16 @@ weighted, it lies within :math:`r / \sqrt{1 - (b/h)^2}` of that centre. The mean
 such bound.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.types import PyTree
@@ -33,6 +37,9 @@ def weiszfeld(values: PyTree, weights: jax.Array, iterations: int = 100) -> PyTr
     Returns:
       Leaves ``[...]`` in float32 or wider; zero of nothing.
 
+    Raises:
+      ValueError: a known weight that is negative or not finite, or iterations < 1.
+
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (175).
       Vardi and Zhang, "The multivariate L1-median and associated data depth", PNAS
@@ -40,7 +47,9 @@ def weiszfeld(values: PyTree, weights: jax.Array, iterations: int = 100) -> PyTr
     """
     check.positive_int(iterations=iterations)
     x, restore = _flatten(values)
-    w = jnp.asarray(weights).astype(x.dtype)
+    if not len(x):
+        return restore(jnp.zeros(x.shape[1], x.dtype))
+    w = checked_weights(weights).astype(x.dtype)
     x, w = _usable(x, w)
 
     def step(_, y):
@@ -77,23 +86,44 @@ def subgradient_residual(
       weights: ``[K]``.
       point: leaves ``[...]``.
 
+    Raises:
+      ValueError: a known weight that is negative or not finite.
+
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (176); the vectors
       printed there are minus the sub-gradients, which changes no sum that is zero.
     """
     x, _ = _flatten(values)
-    w = jnp.asarray(weights).astype(x.dtype)
+    w = checked_weights(weights).astype(x.dtype)
     x, w = _usable(x, w)
     excess = _excess(x, w, ravel_pytree(point)[0].astype(x.dtype))
     total = w.sum()
     return jnp.maximum(excess, 0) / jnp.where(total > 0, total, 1)
 
 
+def checked_weights(weights: ArrayLike) -> jax.Array:
+    """The weights of values as an array; refuses known ones that are no weights.
+
+    Raises:
+      ValueError: a weight that is negative or not finite.
+    """
+    if not isinstance(weights, Tracer):
+        known = np.asarray(weights)
+        wrong = ~(np.isfinite(known) & (known >= 0))
+        if wrong.any():
+            i = np.flatnonzero(wrong)[0]
+            raise ValueError(
+                f"weights must be finite and >= 0, got {known.flat[i]} for value {i}."
+            )
+    return jnp.asarray(weights)
+
+
 def _flatten(values: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
     leaves, treedef = jax.tree.flatten(values)
     dtypes = [jnp.promote_types(v.dtype, jnp.float32) for v in leaves]
     flat = [
-        v.reshape(v.shape[0], -1).astype(t) for v, t in zip(leaves, dtypes, strict=True)
+        v.reshape(v.shape[0], math.prod(v.shape[1:])).astype(t)
+        for v, t in zip(leaves, dtypes, strict=True)
     ]
 
     def restore(row: jax.Array) -> PyTree:

@@ -16,6 +16,7 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Alg. 12, Exercise 5.3.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -27,7 +28,11 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.networks.descent import by_row
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.least_norm import least_norm_solve, pseudo_inverse
+from fedjax_core.networks.least_norm import (
+    inverse_of_sum,
+    is_known,
+    least_norm_solve,
+)
 from fedjax_core.networks.network import Operator, keep_rows, message_sum
 from fedjax_core.networks.oracles import as_float
 from fedjax_core.types import PyTree
@@ -236,15 +241,28 @@ def make_linear(
             f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
             f"{q.shape}."
         )
-    shared = test.ndim == 2
+    shared = test.ndim == 2  # the same predictions go to all neighbours
     sets = _test_sets(graph, test, d)
-    size = test.shape[-2]
-    if shared:  # the same predictions go to all neighbours and can be added up
-        gram = (by_row(degree(graph), Q) * (test.T @ test)[None]) / size
-    else:
-        squares = jnp.einsum("emd,emk->edk", sets, sets)
-        gram = message_sum(graph, squares[graph.edge]) / size
-    inverse = pseudo_inverse(Q + by_row(alpha, Q) * gram).matrix
+    known = is_known(graph.weight, Q, q, test, alpha)
+    # A large alpha cancels in here, with all digits, instead of in the rounds.
+    with jax.enable_x64(True) if known else contextlib.nullcontext():
+        wide = jnp.float64 if known else q.dtype
+        T, pull = test.astype(wide), jnp.broadcast_to(jnp.asarray(alpha, wide), (n,))
+        pull /= test.shape[-2]
+        if shared:
+            gram = by_row(degree(graph).astype(wide), Q) * (T.T @ T)[None]
+        else:
+            squares = jnp.einsum("emd,emk->edk", T, T)
+            gram = message_sum(graph, squares[graph.edge])
+        inverse = inverse_of_sum(Q, gram, by_row(pull, Q))
+        alone = jnp.einsum("nde,ne->nd", inverse, -q / 2).astype(q.dtype)
+        # What a neighbour's predictions add to the parameters.
+        if shared:
+            gain = jnp.einsum("n,nde,me->ndm", pull, inverse, T)
+        else:
+            at, e = graph.target, graph.edge
+            gain = jnp.einsum("l,lde,lme->ldm", pull[at], inverse[at], T[e])
+        gain = gain.astype(q.dtype)
 
     def emit(W, t, key):
         del t, key
@@ -254,12 +272,10 @@ def make_linear(
 
     def update(W, S, t, key):
         del W, t, key
-        pulled = S @ test / size if shared else S
-        return jnp.einsum("nde,ne->nd", inverse, -q / 2 + by_row(alpha, q) * pulled)
+        return alone + (jnp.einsum("ndm,nm->nd", gain, S) if shared else S)
 
     def back(graph, messages):
-        each = jnp.einsum("emd,em->ed", sets[graph.edge], messages)
-        return message_sum(graph, each) / size
+        return message_sum(graph, jnp.einsum("ldm,lm->ld", gain, messages))
 
     if shared:
         return Operator(graph, update, emit=emit)

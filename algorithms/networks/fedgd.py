@@ -15,15 +15,14 @@ References:
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks import contraction
+from fedjax_core.networks import contraction, gtvmin
 from fedjax_core.networks.descent import Rate, by_row, check_positive_rate, rate_at
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.network import Operator, Round
-from fedjax_core.networks.oracles import Losses, as_float
+from fedjax_core.networks.oracles import Losses
 from fedjax_core.types import Key, PyTree
 
 Oracle = Callable[[PyTree, Round, Key | None], PyTree]
@@ -71,15 +70,9 @@ def rate_bound(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
 
     `gtvmin.default_rate`, half of it, is one to start with.
 
-    Args:
-      graph: the network; d_max is its largest weighted degree.
-      Q: ``[n, d, d]``, of the losses w'Q_i w + q_i'w; lam_max is the largest
-        eigenvalue.
-      alpha: >= 0.
+    Arguments and errors are those of `gtvmin.smoothness`.
     """
-    check.non_negative(alpha=alpha)
-    largest = jnp.linalg.eigvalsh(as_float(Q)).max()
-    return 1 / (largest + 2 * alpha * degree(graph).max())
+    return 1 / gtvmin.smoothness(graph, Q, alpha)
 
 
 def check_rate(graph: Graph, Q: ArrayLike, alpha: float, eta: ArrayLike) -> None:

@@ -20,8 +20,9 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedavg import subset
+from fedjax_core.networks.least_norm import least_norm_solve
 from fedjax_core.networks.network import Operator, average
-from fedjax_core.networks.oracles import Losses
+from fedjax_core.networks.oracles import Losses, as_float
 
 
 def make(
@@ -58,12 +59,12 @@ def fixed_point(Q: ArrayLike, q: ArrayLike, eta: ArrayLike) -> jnp.ndarray:
     :math:`P_i = (Q_i + I / \eta)^{-1}` and the local minimisers a_i.
 
     Args:
-      Q: ``[n, d, d]``.
+      Q: ``[n, d, d]``; of several fixed points the one of least norm is given.
       q: ``[n, d]``; Q_i a_i = -q_i / 2.
       eta: > 0.
     """
-    Q, q = jnp.asarray(Q), jnp.asarray(q)
+    Q, q = as_float(Q), as_float(q)
     near = Q + jnp.eye(q.shape[1], dtype=q.dtype)[None] / eta
     left = jnp.linalg.solve(near, Q).sum(0)
     right = jnp.linalg.solve(near, -q[..., None] / 2).sum(0)
-    return jnp.linalg.solve(left, right)[:, 0]
+    return least_norm_solve(left, right[:, 0])

@@ -23,9 +23,10 @@ from fedjax_core import check
 from fedjax_core.networks.descent import by_row
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.least_norm import (
-    adjacency,
     coupled_inverse,
+    is_known,
     least_norm_solve,
+    pulled_inverse,
 )
 from fedjax_core.networks.network import Operator
 from fedjax_core.networks.oracles import Losses, as_float, check_quadratic
@@ -75,7 +76,9 @@ def make_quadratic(
       alpha: >= 0.
 
     Raises:
-      ValueError: alpha is out of range or shapes do not fit.
+      ValueError: alpha is out of range, shapes do not fit, a Q_i that is not of that
+        kind, or alpha deg_i below the rounding of a singular Q_i (traced arguments are
+        not looked at and give NaN there).
     """
     check.non_negative(alpha=alpha)
     Q, q = as_float(Q), as_float(q)
@@ -85,13 +88,13 @@ def make_quadratic(
             f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
             f"{q.shape}."
         )
+    if is_known(Q):
+        check_quadratic(Q)
     pull = jnp.asarray(alpha, q.dtype) * degree(graph).astype(q.dtype)
     free = pull == 0
-    eye = jnp.eye(d, dtype=q.dtype)[None]
-    matrix = jnp.where(by_row(free, Q) > 0, eye, Q + by_row(pull, Q) * eye)
     # One product per round is several times faster than two triangular solves.
-    inverse = jax.scipy.linalg.cho_solve(
-        (jnp.linalg.cholesky(matrix), True), jnp.broadcast_to(eye, matrix.shape)
+    inverse = pulled_inverse(
+        jnp.where(free[:, None, None], 0, Q), jnp.where(free, 1, pull)
     )
     alone = None
     if isinstance(free, Tracer) or free.any():
@@ -128,7 +131,7 @@ def check_converges(graph: Graph, Q: ArrayLike, alpha: float) -> None:
     check.non_negative(alpha=alpha)
     check_quadratic(Q)
     for name, sign in (("Q", -1), ("2D - Q", 1)):
-        if coupled_inverse(as_float(Q), adjacency(graph), alpha, sign).singular:
+        if coupled_inverse(as_float(Q), graph, alpha, sign).singular:
             raise ValueError(
                 f"{name} must be positive definite for FedRelax to converge, is "
                 "singular."

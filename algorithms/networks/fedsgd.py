@@ -13,6 +13,9 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Algs. 6 and 7.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +24,10 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedgd import Oracle, from_oracle
 from fedjax_core.networks.descent import Rate
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, as_mask
 from fedjax_core.networks.network import Operator
 from fedjax_core.networks.oracles import as_float
+from fedjax_core.types import Key, PyTree
 
 
 def make(graph: Graph, oracle: Oracle, *, alpha: ArrayLike, eta: Rate) -> Operator:
@@ -31,8 +35,8 @@ def make(graph: Graph, oracle: Oracle, *, alpha: ArrayLike, eta: Rate) -> Operat
 
     Args:
       graph: the network.
-      oracle: ``(W, t, key) -> G``, gradient estimates like W: `least_squares`, or
-        another.
+      oracle: ``(W, t, key) -> G``, gradient estimates like W: `least_squares`,
+        `batches`, or another.
       alpha: strength of GTVMin, >= 0.
       eta: learning rate > 0, as in `fedgd.make`; one that decays
         (`schedules.power_decay`) for convergence to a point.
@@ -66,12 +70,9 @@ def least_squares(
         raise ValueError(
             f"X and y must have shapes (n, m, d) and (n, m), got {X.shape}, {y.shape}."
         )
-    real = np.ones(y.shape, bool) if mask is None else np.asarray(mask, bool)
-    if real.shape != y.shape:
-        raise ValueError(f"mask must have shape {y.shape}, got {real.shape}.")
-    least = int(real.sum(1).min())
-    if least < 1:
-        raise ValueError(f"mask must leave every node a row, not node {_least(real)}.")
+    real = _real(y.shape, mask)
+    # What stands in rows that do not exist may be NaN, which no weight of 0 removes.
+    X, y = jnp.where(real[..., None], X, 0), jnp.where(real, y, 0)
     if batch_size is None:
         weight = jnp.asarray(real / real.sum(1, keepdims=True), X.dtype)
 
@@ -82,22 +83,45 @@ def least_squares(
 
         return full
 
-    check.positive_int(batch_size=batch_size)
-    if batch_size > least:
+    draw = _sampler(real, batch_size)
+    return lambda W, t, key: batch_gradient(X, y, W, draw(key))
+
+
+def batches(
+    loss_fn: Callable[[PyTree, Any], jax.Array],
+    data: PyTree,
+    batch_size: int = 32,
+    mask: ArrayLike | None = None,
+) -> Oracle:
+    """Batch gradients of any model; draws the same rows as `least_squares`.
+
+    Every batch is as likely as any other, so where loss_fn is a mean over rows the
+    estimates have the gradient of the mean over all m_i rows as their mean.
+
+    Args:
+      loss_fn: ``(w_i, batch_i) -> scalar``, the mean loss of one node on some rows.
+      data: leaves ``[n, m, ...]``; ``batch_i`` has leaves ``[b, ...]`` of these.
+      batch_size: b, in [1, m_i] for every node.
+      mask: ``[n, m]`` bool, the rows that exist; by default all.
+
+    Raises:
+      ValueError: leaves without n x m rows in common, a node without rows, or a batch
+        larger than some m_i.
+      TypeError: a batch size that is no int.
+    """
+    shapes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves(data)}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 2:
         raise ValueError(
-            f"batch_size must be in [1, m_i], got {batch_size} where node "
-            f"{_least(real)} has {least} rows."
+            "data must have leaves of one shape (n, m, ...), got "
+            f"{[np.shape(leaf) for leaf in jax.tree.leaves(data)]}."
         )
+    draw = _sampler(_real(shape, mask), batch_size)
+    data = jax.tree.map(jnp.asarray, data)
 
-    def oracle(W, t, key):
-        del t
-        if key is None:
-            raise ValueError("key must be given to a run that draws batches.")
-        # The largest of independent uniform numbers are a uniform subset.
-        drawn = jnp.where(real, jax.random.uniform(key, y.shape), -1)
-        return batch_gradient(X, y, W, jax.lax.top_k(drawn, batch_size)[1])
+    def one(w, rows, example):
+        return jax.grad(loss_fn)(w, jax.tree.map(lambda x: x[rows], example))
 
-    return oracle
+    return lambda W, t, key: jax.vmap(one)(W, draw(key), data)
 
 
 def batch_gradient(
@@ -109,6 +133,36 @@ def batch_gradient(
         return 2 / len(rows) * x[rows].T @ (x[rows] @ w - y[rows])
 
     return jax.vmap(one)(X, y, W, rows)
+
+
+def _real(shape: tuple[int, ...], mask: ArrayLike | None) -> np.ndarray:
+    """Which rows exist, ``[n, m]`` bool, at least one per node."""
+    real = np.ones(shape, bool)
+    if mask is not None:
+        real = np.asarray(as_mask("mask", mask, shape))
+    if not real.any(1).all():
+        raise ValueError(f"mask must leave every node a row, not node {_least(real)}.")
+    return real
+
+
+def _sampler(real: np.ndarray, batch_size: int) -> Callable[[Key | None], jax.Array]:
+    """Draws a batch per node: from a key, rows ``[n, b]``."""
+    check.positive_int(batch_size=batch_size)
+    least = int(real.sum(1).min())
+    if batch_size > least:
+        raise ValueError(
+            f"batch_size must be in [1, m_i], got {batch_size} where node "
+            f"{_least(real)} has {least} rows."
+        )
+
+    def draw(key):
+        if key is None:
+            raise ValueError("key must be given to a run that draws batches.")
+        # The largest of independent uniform numbers are a uniform subset.
+        drawn = jnp.where(real, jax.random.uniform(key, real.shape), -1)
+        return jax.lax.top_k(drawn, batch_size)[1]
+
+    return draw
 
 
 def _least(real: np.ndarray) -> int:

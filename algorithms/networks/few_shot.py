@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.oracles import Quadratic, as_float
+from fedjax_core.networks.oracles import Quadratic, as_float, check_finite
 
 
 def one_vs_rest(X: ArrayLike, label: ArrayLike, num_categories: int) -> Quadratic:
@@ -30,8 +30,8 @@ def one_vs_rest(X: ArrayLike, label: ArrayLike, num_categories: int) -> Quadrati
       num_categories: n, the nodes of the network.
 
     Raises:
-      ValueError: other shapes, a label out of range, or fewer than two categories with
-        examples.
+      ValueError: other shapes, features that are not finite, a label out of range, or
+        fewer than two categories with examples.
     """
     check.positive_int(num_categories=num_categories)
     X, label = as_float(X), np.asarray(label)
@@ -40,6 +40,7 @@ def one_vs_rest(X: ArrayLike, label: ArrayLike, num_categories: int) -> Quadrati
             f"X and label must have shapes (N, d) and (N,), got {X.shape} and "
             f"{label.shape}."
         )
+    check_finite(X=X)
     if ((label < 0) | (label >= num_categories)).any():
         raise ValueError(f"label must be in 0..{num_categories - 1}.")
     count = np.bincount(label, minlength=num_categories)

@@ -14,13 +14,15 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Section 6.5, (149).
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from fedjax_core.networks.descent import Rate, gradient_step
-from fedjax_core.networks.graph import Graph, edge_diff, laplacian
+from fedjax_core.networks.graph import Graph, edge_diff, laplacian, unless_cut
 from fedjax_core.networks.iterate import Step
 from fedjax_core.networks.oracles import Losses
 from fedjax_core.types import PyTree
@@ -52,7 +54,8 @@ def objective(graph: Graph, losses: Losses, alpha: PyTree, W: PyTree) -> jax.Arr
     """The value of the problem above, ``[]``; arguments as `personalised_gd`."""
 
     def variation(u):
-        by_edge = jnp.sum(jnp.square(u).reshape(u.shape[0], -1), axis=1)
+        rows = unless_cut(graph.weight, u).reshape(len(u), math.prod(u.shape[1:]))
+        by_edge = jnp.sum(jnp.square(rows), axis=1)
         return jnp.sum(graph.weight.astype(u.dtype) * by_edge)
 
     root = jax.tree.map(lambda a: jnp.sqrt(jnp.asarray(a, float)), alpha)

@@ -24,8 +24,9 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedgd import Oracle
 from fedjax_core.networks.descent import Rate, by_row, check_positive_rate, rate_at
+from fedjax_core.networks.least_norm import least_norm_solve
 from fedjax_core.networks.network import Operator, average
-from fedjax_core.networks.oracles import Losses
+from fedjax_core.networks.oracles import Losses, as_float
 
 
 def make(losses: Losses, *, eta: Rate, local_steps: int = 1) -> Operator:
@@ -72,13 +73,17 @@ def fixed_point(Q: ArrayLike, q: ArrayLike, eta: ArrayLike, steps: int) -> jax.A
     sum, for R to infinity the mean of the a_i.
 
     Args:
-      Q: ``[n, d, d]``, positive definite.
+      Q: ``[n, d, d]``, semi-definite; of several fixed points that of least norm.
       q: ``[n, d]``.
       eta: the rate, below 1 / ld(Q_i).
       steps: R.
     """
-    Q, q = jnp.asarray(Q), jnp.asarray(q)
+    Q, q = as_float(Q), as_float(q)
     eye = jnp.eye(q.shape[1], dtype=q.dtype)[None]
-    moved = eye - jnp.linalg.matrix_power(eye - 2 * eta * Q, steps)
-    minimiser = jnp.linalg.solve(Q, -q[..., None] / 2)
-    return jnp.linalg.solve(moved.sum(0), (moved @ minimiser).sum(0))[:, 0]
+    # 1 + M + ... + M^(R - 1) for M = I - 2 eta Q, so that Q_i need not be inverted.
+    geometric = jax.lax.fori_loop(
+        0, steps, lambda _, S: eye + (eye - 2 * eta * Q) @ S, jnp.zeros_like(Q)
+    )
+    return least_norm_solve(
+        (geometric @ Q).sum(0), (geometric @ (-q[..., None] / 2)).sum(0)[:, 0]
+    )

@@ -40,6 +40,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.networks.descent import Rate, gradient_step
 from fedjax_core.networks.iterate import iterate
+from fedjax_core.networks.least_norm import pinv
 from fedjax_core.networks.oracles import Quadratic, as_float
 
 
@@ -150,7 +151,7 @@ def lifted_statistics(
     check.positive(b=b)
     check.in_range(0, n - 1, label_node=label_node)
     _check_labels(columns, y)
-    range_of = jnp.einsum("nmk,nkl->nml", X, jnp.linalg.pinv(X), precision="highest")
+    range_of = jnp.einsum("nmk,nkl->nml", X, pinv(X), precision="highest")
     off = b / m * (jnp.eye(m, dtype=X.dtype)[None] - range_of)
     unit = jnp.eye(n, dtype=X.dtype)
     # (r, j), (s, k): data points r and s, nodes' parts j and k.
@@ -166,8 +167,7 @@ def read_out(columns: Columns, Z: ArrayLike) -> jax.Array:
     """The nodes' parameters ``[n, K]`` from their lifted variables ``[n, m n]``."""
     n, m, _ = columns.X.shape
     own = jnp.einsum("imi->im", jnp.asarray(Z).reshape(n, m, n))
-    inverse = jnp.linalg.pinv(columns.X)
-    return jnp.einsum("nkm,nm->nk", inverse, own, precision="highest")
+    return jnp.einsum("nkm,nm->nk", pinv(columns.X), own, precision="highest")
 
 
 def _check_labels(columns: Columns, y: jax.Array) -> None:

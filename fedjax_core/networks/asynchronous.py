@@ -27,9 +27,16 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.iterate import iterate
-from fedjax_core.networks.network import Operator, collect, finish, split
+from fedjax_core.networks.graph import Graph, check_rows, degree
+from fedjax_core.networks.iterate import check_count, iterate
+from fedjax_core.networks.network import (
+    Channel,
+    Operator,
+    collect,
+    finish,
+    keep_rows,
+    split,
+)
 from fedjax_core.networks.oracles import as_float
 from fedjax_core.types import Key, PyTree
 
@@ -47,8 +54,8 @@ class Schedule:
 
     Raises:
       ValueError: other shapes, a delay that is negative, more than `max_delay`, or
-        older than the run itself; names event and edge.
-      TypeError: another dtype.
+        older than the run itself; names event and edge. No event at all.
+      TypeError: another dtype, or a `max_delay` that is no int.
     """
 
     active: ArrayLike
@@ -63,6 +70,7 @@ class Schedule:
             isinstance(x, Tracer) for x in self._arrays
         ):
             return  # a pytree of something else, on its way through a transformation
+        check_count(max_delay=self.max_delay)
         active, delay = np.asarray(self.active), np.asarray(self.delay)
         if active.dtype != bool:
             raise TypeError(f"active must be bool, got dtype {active.dtype}.")
@@ -72,6 +80,10 @@ class Schedule:
             raise ValueError(
                 "active and delay must have shapes (T, n) and (T, 2E), got "
                 f"{active.shape} and {delay.shape}."
+            )
+        if not active.shape[-2]:
+            raise ValueError(
+                f"active must have at least one event, got shape {active.shape}."
             )
         event = np.arange(active.shape[-2])[:, None]
         for wrong, rule in (
@@ -102,10 +114,11 @@ def run(
     *,
     key: Key | None = None,
     record: Callable[[PyTree], Any] | None = None,
+    channel: Channel | None = None,
 ) -> tuple[PyTree, Any]:
     """Executes every event of a schedule; all active and no delay is a synchronous run.
 
-    It equals `network.run` then up to rounding.
+    It equals `network.run`, with the same channel and key, then up to rounding.
 
     What nodes sent at the last ``max_delay + 1`` events is kept in a ring
     ``[max_delay + 1, n, ...]``. A node emits at every event, active or not.
@@ -117,13 +130,16 @@ def run(
       W: where to start, leaves ``[n, ...]``.
       key: for methods that draw.
       record: ``(W) -> pytree``, kept after every event.
+      channel: what happens to messages on their way, as for `network.step`. It gets
+        those that are read at event t, old ones too.
 
     Returns:
       The last `W` and the history, ``[T, ...]``.
 
     Raises:
-      ValueError: no graph, an operator with a `select`, or a schedule for another
-        number of nodes or edges.
+      ValueError: no graph, an operator with a `select`, a schedule for another number
+        of nodes or edges, or a leaf of W that has not one row per node where
+        `Operator.keep` asks for it.
     """
     graph = operator.graph
     if graph is None:
@@ -138,17 +154,21 @@ def run(
 
     def event(state, t, event_key):
         W, ring = state
-        _, emit_key, _, update_key = split(event_key, 4)
+        _, emit_key, channel_key, update_key = split(event_key, 4)
         sent = operator.emit(W, t, emit_key)
         ring = jax.tree.map(lambda r, m: r.at[t % depth].set(m), ring, sent)
         row = (t - delay[t]) % depth * num_rows + sender
-        received = collect(
-            operator,
-            jax.tree.map(lambda r: r.reshape(-1, *r.shape[2:])[row], ring),
+        messages = jax.tree.map(
+            lambda r: r.reshape(depth * num_rows, *r.shape[2:])[row], ring
         )
+        if channel is not None:
+            messages = channel(messages, t, channel_key)
+        received = collect(operator, messages)
         return finish(operator, W, received, t, update_key, active[t]), ring
 
     W = jax.tree.map(jnp.asarray, W)
+    if operator.keep is keep_rows:
+        check_rows(graph, W)
     first = jax.eval_shape(operator.emit, W, jnp.int32(0), key)
     ring = jax.tree.map(lambda m: jnp.zeros((depth, *m.shape), m.dtype), first)
     (W, _), history = iterate(
@@ -202,16 +222,21 @@ def check_partially_asynchronous(schedule: Schedule, bound: int) -> None:
         )
 
 
-def check_totally_asynchronous(schedule: Schedule) -> None:
+def check_totally_asynchronous(schedule: Schedule, graph: Graph) -> None:
     """Refuses a record that speaks against total asynchrony.
 
     Nodes must act again and again, and old copies must give way to newer ones. No
     finite record can prove that; this one must show every node active in its second
-    half, and no copy of event 0 read there by a node that acts.
+    half, and every directed edge read there newer than event 0 by its active receiver.
+
+    Args:
+      schedule: the record.
+      graph: whose directed edges they are.
 
     Raises:
-      ValueError: names the node or the directed edge.
+      ValueError: names the node or the directed edge; or a schedule for another graph.
     """
+    check_schedule(schedule, graph)
     active, delay = np.asarray(schedule.active), np.asarray(schedule.delay)
     half = len(active) // 2
     idle = ~active[half:].any(0)
@@ -219,7 +244,9 @@ def check_totally_asynchronous(schedule: Schedule) -> None:
         i = np.flatnonzero(idle)[0]
         ever = "from event 0" if not active[:, i].any() else f"from event {half}"
         raise ValueError(f"active must go on for every node, stops {ever} at node {i}.")
-    stuck = (delay[half:] == np.arange(half, len(active))[:, None]).all(0)
+    read = active[half:, np.asarray(graph.target)]
+    newest = delay[half:] < np.arange(half, len(active))[:, None]
+    stuck = ~(read & newest).any(0)
     if half and stuck.any():
         raise ValueError(
             "delay must let go of every old copy, stays with event 0 on directed edge "
@@ -379,11 +406,22 @@ def fedrelax_contraction(
         quadratic, see `quadratic_convexity`.
       alpha: >= 0; 0 gives 0.
 
+    Raises:
+      ValueError: alpha or a known convexity that is negative or not finite.
+
     Returns:
       ``[]``; 1, no contraction, where a node with neighbours has sc_i = 0. (The book
       prints Eq. (133) with i free; it is the largest over the nodes.)
     """
     check.non_negative(alpha=alpha)
+    if not isinstance(convexity, Tracer):
+        known = np.asarray(convexity)
+        wrong = ~(np.isfinite(known) & (known >= 0))
+        if wrong.any():
+            i = np.flatnonzero(wrong)[0]
+            raise ValueError(
+                f"convexity must be finite and >= 0, got {known.flat[i]} for node {i}."
+            )
     pull = 2 * alpha * degree(graph)
     convexity = jnp.asarray(convexity, pull.dtype)
     total = pull + convexity

@@ -6,8 +6,9 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Sections 8.2.3 and 10.3.
 """
 
+import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -69,9 +70,10 @@ def relax_by_norm(
     Args:
       graph: the network.
       W: ``[n, ...]``, where the nodes are.
-      received: ``[2E, ...]``, the messages by directed edge.
-      losses: of the nodes; a node without neighbours moves to its minimiser, which
-        must be unique.
+      received: ``[2E, ...]``, the messages by directed edge. One that is not finite
+        is ignored.
+      losses: of the nodes; a node without neighbours, or messages to use, moves to its
+        minimiser, which must be unique.
       alpha: > 0.
       inner_steps: proximal steps per call.
 
@@ -86,7 +88,7 @@ def relax_by_norm(
     """
     check.positive(alpha=alpha)
     check.positive_int(inner_steps=inner_steps)
-    weight = graph.weight[graph.edge].astype(W.dtype)
+    received, weight = _usable(graph, received, W.dtype)
     floor = _floor(received)
 
     def pull(_, V):
@@ -113,9 +115,10 @@ def norm_residual(
     """How far W is from solving `relax_by_norm`: the smallest sub-gradients; ``[n]``.
 
     Zero exactly at the solution. A neighbour that w_i coincides with, to rounding,
-    contributes any vector of length up to alpha A.
+    contributes any vector of length up to alpha A; a message that is not finite none.
     """
-    weight = alpha * graph.weight[graph.edge].astype(W.dtype)
+    received, weight = _usable(graph, received, W.dtype)
+    weight = alpha * weight
     away = W[graph.target] - received
     distance = _norm(away)
     here = distance <= 2 * _floor(received)
@@ -179,6 +182,15 @@ def noisy(
     return stateless(apply, name=f"noisy({sigma}, {law})")
 
 
+def _usable(
+    graph: Graph, received: jax.Array, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The messages and their weights, both 0 for a message that is not finite."""
+    finite = jnp.isfinite(_flat(received)).all(1)
+    weight = jnp.where(finite, graph.weight[graph.edge].astype(dtype), 0)
+    return jnp.where(along_rows(finite, received), received, 0), weight
+
+
 def _floor(received: jax.Array) -> jax.Array:
     # Closer than this to what it received, a node counts as being there.
     size = jnp.maximum(_norm(received), 1)
@@ -186,7 +198,11 @@ def _floor(received: jax.Array) -> jax.Array:
 
 
 def _norm(x: jax.Array) -> jax.Array:
-    return norms(x.reshape(x.shape[0], -1))
+    return norms(_flat(x))
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without edges
 
 
 def _add_up(x: jax.Array, graph: Graph) -> jax.Array:

@@ -244,11 +244,20 @@ def check_positive_rate(eta: Rate) -> None:
     """Refuses rates that are not > 0 and finite; schedules and traced values pass.
 
     Raises:
-      ValueError: names the rate, and the node it belongs to.
+      ValueError: names the rate, and the node it belongs to; or several axes.
+      TypeError: no number.
     """
     if callable(eta) or isinstance(eta, Tracer):
         return
     rates = np.asarray(eta)
+    if rates.dtype.kind not in "iuf" and not jnp.issubdtype(rates.dtype, jnp.floating):
+        raise TypeError(
+            f"eta must be a number, one per node or a schedule, got {eta!r}."
+        )
+    if rates.ndim > 1:
+        raise ValueError(
+            f"eta must be one number or one per node, got shape {rates.shape}."
+        )
     wrong = ~(np.isfinite(rates) & (rates > 0))
     if wrong.any():
         where = f" for node {np.flatnonzero(wrong)[0]}" if rates.ndim else ""
@@ -266,9 +275,15 @@ def by_row(value: ArrayLike, like: jax.Array) -> jax.Array:
     """One number, or one per row, shaped and typed to multiply rows of `like`.
 
     Raises:
+      ValueError: several numbers, but not one per row.
       TypeError: `like` holds ints, to which no rate can be rounded.
     """
     if not jnp.issubdtype(like.dtype, jnp.inexact):
         raise TypeError(f"parameters must be floats, got dtype {like.dtype}.")
     value = jnp.asarray(value, like.dtype)
+    if value.shape not in ((), like.shape[:1]):
+        raise ValueError(
+            f"rows of shape {like.shape} need one number or one each, shape "
+            f"{like.shape[:1]}, got shape {value.shape}."
+        )
     return value.reshape(value.shape + (1,) * (like.ndim - 1)) if value.ndim else value

@@ -56,7 +56,7 @@ def quadratic_conjugate(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Conju
 def squared_distance_conjugate(a: ArrayLike) -> Conjugate:
     """Conjugates of ||w - a_i||^2: z'a_i + ||z||^2 / 4."""
     a = as_float(a)
-    return lambda Z: (Z * a + Z**2 / 4).reshape(a.shape[0], -1).sum(1)
+    return lambda Z: (Z * a + Z**2 / 4).sum(range(1, a.ndim))
 
 
 def edge_duals(graph: Graph, W: jax.Array, alpha: ArrayLike) -> jax.Array:
@@ -89,7 +89,7 @@ def dual_value(
       ValueError: alpha < 0 or NaN.
     """
     check.non_negative(alpha=alpha)
-    square = (U**2).reshape(U.shape[0], -1).sum(1)
+    square = (U**2).sum(range(1, U.ndim))
     capacity = 4 * alpha * graph.weight.astype(U.dtype)
     open_edge = capacity > 0
     closed = jnp.where(square > 0, jnp.inf, 0)

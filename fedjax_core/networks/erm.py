@@ -14,10 +14,10 @@ References:
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.networks.least_norm import is_known, pinv
 from fedjax_core.networks.oracles import Quadratic, as_float, check_finite
 from fedjax_core.types import Key
 
@@ -63,14 +63,14 @@ def least_squares_step(
 
     w + eta (2 / m) X'(y - Xw), which is w - eta (2Qw + q); Jung, (8).
     """
-    w, X, y = jnp.asarray(w), jnp.asarray(X), jnp.asarray(y)
+    X, y, w = regression_data(X, y, w)
     return w + eta * 2 / X.shape[0] * (X.T @ (y - X @ w))
 
 
 def ridge(
     X: ArrayLike, y: ArrayLike, alpha: ArrayLike = 0.0, w_ref: ArrayLike | None = None
 ) -> jax.Array:
-    """The minimiser of `linear_risk`, ``[d]``, by a singular value decomposition.
+    """The minimiser of `linear_risk`, ``[d]``, whatever the units of the features.
 
     With alpha = 0 it is linear regression. Where X lacks full column rank that has many
     minimisers, and the result is the one nearest to w_ref, pinv(X) y without one.
@@ -90,12 +90,10 @@ def ridge(
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
     m, d = X.shape
-    U, s, Vt = jnp.linalg.svd(X, full_matrices=False)
-    cutoff = max(m, d) * jnp.finfo(X.dtype).eps * s.max(initial=0)
-    used = s > cutoff
-    # The extra 1 keeps an unused direction from dividing by zero.
-    gain = jnp.where(used, s / jnp.where(used, s**2 + m * alpha, 1), 0)
-    return ref + Vt.T @ (gain * (U.T @ (y - X @ ref)))
+    # The penalty as d more rows (Jung, Exercise 2.3).
+    rows = jnp.sqrt(m * jnp.asarray(alpha, X.dtype)) * jnp.eye(d, dtype=X.dtype)
+    inverse = pinv(jnp.concatenate([X, rows]))[:, :m]
+    return ref + jnp.matmul(inverse, y - X @ ref, precision="highest")
 
 
 def sample_mean(y: ArrayLike) -> jax.Array:
@@ -160,14 +158,15 @@ def estimation_error_bound(
       Jung, Prop. 2.1.
     """
     X, noise, _ = regression_data(X, noise)
-    m = X.shape[0]
-    eigenvalues = jnp.linalg.eigvalsh(X.T @ X / m)
-    least, most = eigenvalues[0], eigenvalues[-1]
-    rounding = max(X.shape) * jnp.finfo(X.dtype).eps
-    if not isinstance(least, Tracer) and least <= rounding * most:
+    m, d = X.shape
+    inverse = pinv(X)
+    rank = jnp.einsum("dm,md->", inverse, X, precision="highest")
+    if is_known(rank) and rank < d - 0.5:
         raise ValueError(
             f"X must have full column rank, got a singular X'X for shape {X.shape}."
         )
+    # The largest singular value of the inverse is one over the smallest of X.
+    least = 1 / (m * jnp.linalg.norm(inverse, 2) ** 2)
     e = -2 / m * (X.T @ noise)
     return (0.25 if tight else 1.0) * (e @ e) / least**2
 

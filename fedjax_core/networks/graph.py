@@ -24,6 +24,7 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
+from fedjax_core import check
 from fedjax_core.types import PyTree
 
 # How many neighbours one row of a table holds. Sums over neighbours gather slot by slot
@@ -60,8 +61,9 @@ class _Table:
 class Graph:
     """An undirected graph, every edge once; make one with `from_edges`.
 
-    Edges of weight 0 are allowed and change nothing. Weights may be traced and mapped,
-    to sweep over them; the edges themselves may not.
+    Edges of weight 0 are allowed and change nothing, see `neighbour_sum` for rows that
+    are not finite. Weights may be traced and mapped, to sweep over them; the edges
+    themselves may not.
 
     Attributes:
       head: ``[E]`` int32, the smaller node of each edge.
@@ -107,12 +109,15 @@ class Graph:
           edges: ``[E, 2]`` ints, every undirected edge once, in either direction.
           weight: ``[E]`` or one number, >= 0 and finite.
           num_nodes: n; by default the largest node plus one.
-          dtype: of the weights; by default JAX's own, float32 unless x64 is enabled.
+          dtype: of the weights, a float; by default JAX's own, float32 unless x64 is
+            enabled.
 
         Raises:
           ValueError: a self-loop, an edge given twice, a node that is not in 0..n-1, a
-            negative or non-finite weight, or arrays of other shapes; names the edge.
-          TypeError: edges that are not ints.
+            weight that is negative, not finite or so small that `dtype` takes it for
+            0, or arrays of other shapes; names the edge.
+          TypeError: edges or num_nodes that are not ints, weights that are not real, or
+            a dtype that is no float.
         """
         pairs = np.asarray(edges)
         if pairs.size == 0:
@@ -123,10 +128,12 @@ class Graph:
             raise ValueError(f"edges must have shape (E, 2), got {pairs.shape}.")
         if num_nodes is None:
             num_nodes = int(pairs.max()) + 1 if len(pairs) else 1
-        if num_nodes < 1:
-            raise ValueError(f"num_nodes must be >= 1, got {num_nodes}.")
-        with np.errstate(over="ignore"):  # an overflow is refused below
-            weight = np.asarray(weight).astype(jax.dtypes.canonicalize_dtype(dtype))
+        check.positive_int(num_nodes=num_nodes)
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"dtype must be a float, got {dtype}.")
+        weight = np.asarray(weight)
+        _require_real("weight", weight.dtype)
         if weight.shape not in ((), (len(pairs),)):
             raise ValueError(
                 f"weight must be one number or one per edge, shape ({len(pairs)},), "
@@ -148,7 +155,7 @@ class Graph:
                 f"{pairs[e, 0]} as edge {e}."
             ),
         )
-        _check_weight(weight)
+        weight = _cast_weight(weight, dtype)
         head, tail = pairs.min(1), pairs.max(1)
         name = head * num_nodes + tail
         order = np.argsort(name, kind="stable")
@@ -184,7 +191,7 @@ class Graph:
             tuple(_Table(*map(ints, table)) for table in tables),
             ints(row),
             ints(more),
-            num_nodes,
+            int(num_nodes),
             int(count.max()),
         )
 
@@ -194,11 +201,18 @@ class Graph:
 
         Raises:
           ValueError: not square, not symmetric, a non-zero diagonal, or a weight that
-            is negative or not finite.
+            is negative, not finite or too small, see `from_edges`.
+          TypeError: weights that are not real.
         """
         a = np.asarray(adjacency)
+        _require_real("adjacency", a.dtype)
         if a.ndim != 2 or a.shape[0] != a.shape[1]:
             raise ValueError(f"adjacency must be square, got shape {a.shape}.")
+        if not np.isfinite(a).all():
+            i, j = np.argwhere(~np.isfinite(a))[0]
+            raise ValueError(
+                f"adjacency must be finite, got {a[i, j]} from {i} to {j}."
+            )
         if not np.array_equal(a, a.T):
             i, j = np.argwhere(~(a == a.T))[0]
             raise ValueError(
@@ -211,7 +225,7 @@ class Graph:
                 f"adjacency must have a zero diagonal, got {a[i, i]} for node {i}."
             )
         edges = np.argwhere(np.triu(a) != 0)
-        dtype = a.dtype if a.dtype.kind == "f" else float
+        dtype = a.dtype if jnp.issubdtype(a.dtype, jnp.floating) else float
         return cls.from_edges(edges, a[tuple(edges.T)], len(a), dtype)
 
     @property
@@ -228,8 +242,12 @@ class Graph:
     def with_weight(self, weight: ArrayLike) -> "Graph":
         """The same edges with other weights ``[E]``, which may be traced.
 
+        Floats keep their dtype; ints and bools get the one that the weights have.
+
         Raises:
-          ValueError: another shape, or a known weight that is negative or not finite.
+          ValueError: another shape, or a known weight that is negative, not finite or
+            too small, see `from_edges`.
+          TypeError: weights that are not real.
         """
         if np.shape(weight) != self.head.shape:
             raise ValueError(
@@ -237,8 +255,14 @@ class Graph:
                 f"shape {np.shape(weight)}."
             )
         if not isinstance(weight, Tracer):
-            _check_weight(np.asarray(weight))
-        return dataclasses.replace(self, weight=jnp.asarray(weight))
+            weight = np.asarray(weight)
+        _require_real("weight", weight.dtype)
+        floats = jnp.issubdtype(weight.dtype, jnp.floating)
+        dtype = weight.dtype if floats else self.weight.dtype
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+        if isinstance(weight, np.ndarray):
+            weight = _cast_weight(weight, dtype)
+        return dataclasses.replace(self, weight=jnp.asarray(weight, dtype))
 
     def __repr__(self):
         return f"Graph({self.num_nodes} nodes, {self.num_edges} edges)"
@@ -289,6 +313,10 @@ def edge_scatter(graph: Graph, U: PyTree) -> PyTree:
 def neighbour_sum(graph: Graph, W: PyTree) -> PyTree:
     """For every node, the sum of A_ij w_j over its neighbours; leaves ``[n, ...]``.
 
+    Rows must be finite: 0 times NaN is NaN, so that one that is not reaches its
+    neighbours over edges of weight 0 too. To look would take half as long again.
+    `network.message_sum` and `variation.gtv` do.
+
     Raises:
       ValueError: a leaf that has not one row per node.
       TypeError: a leaf of ints, which the weights would be rounded to.
@@ -311,7 +339,8 @@ def neighbour_sum(graph: Graph, W: PyTree) -> PyTree:
 def laplacian(graph: Graph, W: PyTree) -> PyTree:
     """L_G W: for every node, the sum of A_ij (w_i - w_j); leaves ``[n, ...]``.
 
-    It adds differences, so that equal rows give exactly 0 in any precision.
+    It adds differences, so that equal rows give exactly 0 in any precision. Rows must
+    be finite, as for `neighbour_sum`.
 
     Raises:
       ValueError: a leaf that has not one row per node.
@@ -411,6 +440,14 @@ def check_rows(graph: Graph, W: PyTree) -> None:
             )
 
 
+def unless_cut(weight: jax.Array, x: jax.Array) -> jax.Array:
+    """What passes along edges, ``[E, ...]``: 0 for NaN or infinity at weight 0.
+
+    All else stays as it is, so that slopes in weights that are 0 are right.
+    """
+    return jnp.where((_rows(weight, x) > 0) | jnp.isfinite(x), x, 0)
+
+
 def as_mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
     """A bool array of the given shape; raises ValueError for a list of indices."""
     mask = jnp.asarray(value)
@@ -502,11 +539,28 @@ def _require_inexact(w: jax.Array) -> None:
         raise TypeError(f"W must be floats, got dtype {w.dtype}.")
 
 
-def _check_weight(weight: np.ndarray) -> None:
+def _require_real(name: str, dtype: Any) -> None:
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    if not any(jnp.issubdtype(dtype, kind) for kind in kinds):
+        raise TypeError(f"{name} must be real numbers, got dtype {dtype}.")
+
+
+def _cast_weight(given: np.ndarray, dtype: Any) -> np.ndarray:
+    with np.errstate(over="ignore", under="ignore"):  # refused below
+        weight = given.astype(dtype)
     _refuse_first(
         ~(np.isfinite(weight) & (weight >= 0)),
         lambda e: f"weight must be finite and >= 0, got {weight[e]} for edge {e}.",
     )
+    tiny = jnp.finfo(dtype).tiny  # compiled code takes what is smaller for 0
+    _refuse_first(
+        (given > 0) & (weight < tiny),
+        lambda e: (
+            f"weight must be 0 or at least {tiny} in {np.dtype(dtype)}, got {given[e]} "
+            f"for edge {e}."
+        ),
+    )
+    return weight
 
 
 def _refuse_first(wrong: Any, message: Callable[[int], str]) -> None:

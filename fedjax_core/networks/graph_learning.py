@@ -209,13 +209,15 @@ def degree_constrained(
       steps: of the descent.
       projection_steps: of Dykstra's method at most; it ends once the degrees are right
         to precision.
-      step_size: eta > 0; by default 10 over the median by which distances differ from
-        what is usual for their two nodes. Any leads to a solution; longer steps need
-        fewer of them but more of their projections.
+      step_size: eta > 0; by default 10 over the median by which distances to near
+        nodes differ from what is usual for the two, and a tenth of it, up to 8 times,
+        while the degrees come out wrong. Any leads to a solution; longer steps need
+        fewer of them but more of their projections. With one of your own look at the
+        residual.
 
     Raises:
-      ValueError: a distance that is negative, not finite or not symmetric, or another
-        argument out of range.
+      ValueError: a distance that is negative, not finite or not symmetric, another
+        argument out of range, or degrees that no default step gets right.
 
     References:
       Jung, (158) to (160); Boyle and Dykstra 1986 for the projection.
@@ -226,20 +228,36 @@ def degree_constrained(
     check.positive_int(steps=steps, projection_steps=projection_steps)
     off = ~np.eye(n, dtype=bool)
     d = np.where(off, d, 0)
-    shifted = d
+    shifted, typical = d, 0.0
     if n > 2:
         # All degrees are given, so what all distances of a node have in common costs
-        # every network the same and would only hide their differences.
-        own = np.median(d[off].reshape(n, n - 1), 1) - np.median(d[off]) / 2
+        # every network the same and would only hide their differences. Those that
+        # decide are around the last neighbour that the degree has room for.
+        k = max(1, int(np.ceil(degree)))
+        order = np.argsort(np.where(off, d, np.inf), 1)
+        last = d[np.arange(n), order[:, k - 1]]
+        own = last - np.median(last) / 2
         shifted = np.where(off, d - own[:, None] - own, 0)
-    if step_size is None:
-        size = np.abs(shifted[off])
-        typical = float(np.median(size)) if n > 1 else 0.0
-        step_size = 10 / (typical or float(size.max(initial=0)) or 1)
-    check.positive(step_size=step_size)
-    A, residual = _descend(
-        jnp.asarray(shifted), degree, step_size, steps, projection_steps
-    )
+        near = np.take_along_axis(shifted, order[:, : min(2 * k, n - 1)], 1)
+        typical = float(np.median(np.abs(near)))
+    default = step_size is None
+    eta = 10 / (typical or float(np.abs(shifted).max()) or 1) if default else step_size
+    check.positive(step_size=eta)
+
+    def learn(eta):
+        return _descend(jnp.asarray(shifted), degree, eta, steps, projection_steps)
+
+    A, residual = learn(eta)
+    small = max(1e-4, 4 * n * float(jnp.finfo(A.dtype).eps))
+    for k in range(8 if default else 0):
+        if residual <= small:
+            break
+        A, residual = learn(eta / 10 ** (k + 1))
+    if default and not residual <= small:
+        raise ValueError(
+            f"projection_steps must be enough for the degrees, got {projection_steps}, "
+            f"which left them {float(residual):.3g} off."
+        )
     return LearnedWeights(A, (A * jnp.asarray(d)).sum() / 2, residual)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from fedjax_core import check
@@ -241,9 +242,12 @@ def from_choices(choices: ArrayLike) -> Graph:
       choices: ``[n, k]`` ints in 0..n-1; a pair that chose each other is joined once.
 
     Raises:
-      ValueError: a node chose itself or one that does not exist.
+      ValueError: a node chose itself or one that does not exist, or another shape.
+      TypeError: choices that are not ints.
     """
     choices = np.asarray(choices)
+    if choices.ndim != 2:
+        raise ValueError(f"choices must have shape (n, k), got {choices.shape}.")
     n, k = choices.shape
     node = np.repeat(np.arange(n), k)
     pairs = np.stack(
@@ -253,10 +257,52 @@ def from_choices(choices: ArrayLike) -> Graph:
     return _graph(i, j, n)
 
 
+def from_scipy(matrix: Any) -> Graph:
+    """Builds a graph from symmetric weights ``[n, n]`` in any format of `scipy.sparse`.
+
+    In time and memory linear in the entries. A stored 0 is no edge, as in
+    `Graph.from_dense`.
+
+    Raises:
+      ValueError: not square, not symmetric, a non-zero diagonal, or a weight that is
+        negative, not finite or too small, see `Graph.from_edges`.
+      TypeError: no sparse matrix, or weights that are not real.
+    """
+    if not sparse.issparse(matrix):
+        raise TypeError(f"matrix must be of scipy.sparse, got {type(matrix).__name__}.")
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"matrix must be square, got shape {matrix.shape}.")
+    a: Any = sparse.csr_array(matrix, copy=True)
+    a.sum_duplicates()
+    a.eliminate_zeros()
+    i, j = a.nonzero()
+    for rule, wrong in (
+        ("finite", ~np.isfinite(a.data)),
+        ("zero on the diagonal", i == j),
+    ):
+        if wrong.any():
+            e = np.flatnonzero(wrong)[0]
+            raise ValueError(
+                f"matrix must be {rule}, got {a.data[e]} from {i[e]} to {j[e]}."
+            )
+    i, j = (a != a.T).nonzero()
+    if len(i):
+        i, j = i[0], j[0]
+        raise ValueError(
+            f"matrix must be symmetric, got {a[i, j]} from {i} to {j} and {a[j, i]} "
+            "back."
+        )
+    upper = sparse.triu(a, format="coo")
+    dtype = a.dtype if a.dtype.kind == "f" else float
+    edges = np.stack([upper.row, upper.col], 1)
+    return Graph.from_edges(edges, upper.data, a.shape[0], dtype)
+
+
 def from_networkx(network: Any) -> Graph:
     """Takes over an undirected networkx graph, nodes in its order.
 
-    The edge attribute ``weight`` is the weight, 1 where there is none.
+    Node i is ``list(network.nodes)[i]``, whatever its name. The edge attribute
+    ``weight`` is the weight, 1 where there is none.
 
     Raises:
       ValueError: a directed graph or a multigraph; and as `Graph.from_edges`.
@@ -273,9 +319,17 @@ def from_networkx(network: Any) -> Graph:
 
 
 def to_networkx(graph: Graph) -> Any:
-    """A networkx graph with nodes 0..n-1 and the edge attribute ``weight``."""
-    import networkx  # pyright: ignore[reportMissingModuleSource]
+    """A networkx graph with nodes 0..n-1 and the edge attribute ``weight``.
 
+    Raises:
+      ImportError: networkx is not installed.
+    """
+    try:
+        import networkx  # pyright: ignore[reportMissingModuleSource]
+    except ImportError as error:
+        raise ImportError(
+            "to_networkx needs networkx: pip install 'fedjax_core[networkx]'"
+        ) from error
     network = networkx.empty_graph(graph.num_nodes)
     head, tail, weight = (
         np.asarray(x).tolist() for x in (graph.head, graph.tail, graph.weight)
@@ -312,6 +366,7 @@ def _graph(i: np.ndarray, j: np.ndarray, num_nodes: int) -> Graph:
 
 
 def _rng(seed: int, use: int) -> np.random.Generator:
+    check.seed(seed=seed)
     return np.random.default_rng([seed, use])  # apart from other users of the same seed
 
 

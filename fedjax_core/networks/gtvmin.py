@@ -19,16 +19,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.scipy.sparse.linalg import cg
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph, degree, edge_diff, laplacian
+from fedjax_core.networks.graph import (
+    Graph,
+    check_rows,
+    degree,
+    edge_diff,
+    laplacian,
+)
 from fedjax_core.networks.least_norm import (
-    adjacency,
     coupled_inverse,
+    is_known,
     least_norm_solve,
+    pseudo_inverse,
 )
 from fedjax_core.networks.oracles import Losses, as_float, check_quadratic
 from fedjax_core.networks.spectrum import components, laplacian_matrix
@@ -150,7 +156,8 @@ def closed_form(
 ) -> jax.Array:
     """A minimiser W ``[n, d]`` by one dense solve; of several, the one of least norm.
 
-    For n d up to some thousands; `conjugate_gradients` needs no matrix.
+    For n d up to some thousands; `conjugate_gradients` needs no matrix. Known arguments
+    are solved in float64; traced ones, as in a sweep over alpha, keep their precision.
 
     Args:
       graph: the network.
@@ -171,8 +178,21 @@ def closed_form(
             "Q must make the solution unique, got a component of the network whose "
             "local Q_i don't add up to a definite matrix."
         )
-    inverse = coupled_inverse(Q, adjacency(graph), alpha).matrix
-    return jnp.matmul(inverse, -q.reshape(-1) / 2, precision="highest").reshape(q.shape)
+    system = Q, graph, alpha
+    if not is_known(Q, graph.weight, alpha):
+        system = jax.lax.stop_gradient(system)
+    inverse = coupled_inverse(*system).matrix
+    if is_known(inverse, q):
+        W = inverse @ (-np.asarray(q, np.float64).reshape(-1) / 2)
+        return jnp.asarray(W.reshape(q.shape).astype(q.dtype))
+    P = jnp.asarray(inverse, q.dtype)
+
+    def solve(_, r):
+        return jnp.matmul(P, r.reshape(-1), precision="highest").reshape(q.shape)
+
+    return jax.lax.custom_linear_solve(
+        lambda W: apply_system(graph, Q, W, alpha), -q / 2, solve, symmetric=True
+    )
 
 
 class Solved(NamedTuple):
@@ -242,13 +262,11 @@ def is_unique(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> bool:
     """
     check.non_negative(alpha=alpha)
     check_quadratic(Q)
-    Q = np.asarray(Q)
+    Q = as_float(Q)
     label = components(graph) if np.asarray(alpha) > 0 else np.arange(len(Q))
-    total = np.zeros((label.max() + 1, *Q.shape[1:]), Q.dtype)
-    np.add.at(total, label, Q)
-    values = np.linalg.eigvalsh(total)
-    rounding = len(Q) * Q.shape[1] * np.finfo(Q.dtype).eps
-    return bool((values[:, 0] > rounding * values[:, -1]).all())
+    total = np.zeros((label.max() + 1, *Q.shape[1:]))
+    np.add.at(total, label, np.asarray(Q))
+    return not pseudo_inverse(total, float(jnp.finfo(Q.dtype).eps)).singular.any()
 
 
 def consensus_limit(graph: Graph, Q: ArrayLike, q: ArrayLike) -> jax.Array:
@@ -276,10 +294,17 @@ def locally_weighted(Q: ArrayLike, q: ArrayLike, weight: ArrayLike) -> jax.Array
       q: ``[n, d]``.
       weight: r, ``[n]``, >= 0.
 
+    Raises:
+      ValueError: another number of weights, or a negative one.
+
     References:
       Jung, (73).
     """
     Q, q, weight = as_float(Q), as_float(q), as_float(weight)
+    if weight.shape != q.shape[:1]:
+        raise ValueError(f"weight must have shape {q.shape[:1]}, got {weight.shape}.")
+    if is_known(weight) and not (weight >= 0).all():
+        raise ValueError(f"weight must be >= 0, got {weight.min()}.")
     pooled_Q = jnp.einsum("n,nde->de", weight, Q)
     return least_norm_solve(pooled_Q, -jnp.einsum("n,nd->d", weight, q) / 2)
 
@@ -290,11 +315,36 @@ def default_rate(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
     Half of what Prop. 5.1 shows to be safe; needs no spectrum of the network.
 
     Raises:
-      ValueError: alpha < 0 or NaN.
+      ValueError: alpha < 0 or NaN, or losses that are not convex, not of these nodes,
+        or, on a network without edges, zero: any rate would do.
+    """
+    rate = 1 / (2 * smoothness(graph, Q, alpha))
+    if is_known(rate) and not np.isfinite(rate):
+        raise ValueError("Q and alpha must not both be zero: any rate would do.")
+    return rate
+
+
+def smoothness(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
+    """lam_max + 2 alpha d_max, an upper bound on the eigenvalues of GTVMin; ``[]``.
+
+    Args:
+      graph: the network; d_max is its largest weighted degree.
+      Q: ``[n, d, d]``, of the losses w'Q_i w + q_i'w; lam_max is the largest
+        eigenvalue.
+      alpha: >= 0.
+
+    Raises:
+      ValueError: alpha < 0 or NaN, or Q of other nodes or not semi-definite.
+
+    References:
+      Jung, Prop. 5.1.
     """
     check.non_negative(alpha=alpha)
-    lam_max = jnp.linalg.eigvalsh(as_float(Q))[:, -1].max()
-    return 1 / (2 * (lam_max + 2 * alpha * degree(graph).max()))
+    Q = as_float(Q)
+    check_rows(graph, Q)
+    if is_known(Q):
+        check_quadratic(Q)
+    return jnp.linalg.eigvalsh(Q)[:, -1].max() + 2 * alpha * degree(graph).max()
 
 
 def _checked(
@@ -308,6 +358,6 @@ def _checked(
             f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
             f"{q.shape}."
         )
-    if not isinstance(Q, Tracer):
+    if is_known(Q):
         check_quadratic(Q)
     return Q, q

@@ -13,7 +13,8 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.oracles import as_float
+from fedjax_core.networks.least_norm import is_known
+from fedjax_core.networks.oracles import as_float, check_quadratic
 from fedjax_core.networks.spectrum import check_connected, eigenvalues, extremes
 
 
@@ -55,7 +56,7 @@ def eigenvalue_bounds(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> Eigenvalu
       alpha: >= 0.
 
     Raises:
-      ValueError: alpha < 0 or NaN, or a single node.
+      ValueError: alpha < 0 or NaN, a single node, or losses that are not convex.
 
     References:
       Jung, Prop. 5.1 and 5.2.
@@ -63,8 +64,12 @@ def eigenvalue_bounds(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> Eigenvalu
     check.non_negative(alpha=alpha)
     Q = as_float(Q)
     lam2, lamn = _spectrum(graph)
+    if is_known(Q):
+        check_quadratic(Q)
     lam_max = jnp.linalg.eigvalsh(Q)[:, -1].max()
-    lam_bar = jnp.maximum(jnp.linalg.eigvalsh(Q.mean(0))[0], 0)
+    lam_bar = jnp.linalg.eigvalsh(Q.mean(0))[0]
+    rounding = 8 * Q.shape[1] * jnp.finfo(Q.dtype).eps * lam_max
+    lam_bar = jnp.where(lam_bar > rounding, lam_bar, 0)
     r = lam_bar / (4 * jnp.where(lam_max > 0, lam_max, 1))
     lower = jnp.minimum(lam2 * alpha * r**2, lam_bar / 2) / (1 + r**2)
     return EigenvalueBounds(

@@ -5,7 +5,7 @@ References:
   stop).
 """
 
-import operator
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ def iterate(
       ValueError: `rounds` is negative or no multiple of `every`.
       TypeError: one of them is no int.
     """
-    check.non_negative(rounds=operator.index(rounds))
+    check_count(rounds=rounds)
     check.positive_int(every=every)
     if rounds % every:
         raise ValueError(f"rounds must be a multiple of every={every}, got {rounds}.")
@@ -105,7 +105,7 @@ def iterate_until(
       ValueError: `max_rounds` is negative.
       TypeError: it is no int.
     """
-    check.non_negative(max_rounds=operator.index(max_rounds))
+    check_count(max_rounds=max_rounds)
 
     def more(carry):
         return (carry.rounds < max_rounds) & ~carry.converged
@@ -141,7 +141,7 @@ def small_decrease(objective: Callable[[Any], jax.Array], tol: float) -> Stop:
 def block_norms(W: PyTree) -> jax.Array:
     r"""The norm of every node's parameters, :math:`\lVert w_i \rVert_2`; ``[n]``."""
     squares = [
-        jnp.sum(jnp.square(w.reshape(w.shape[0], -1)), axis=1)
+        jnp.sum(jnp.square(w.reshape(w.shape[0], math.prod(w.shape[1:]))), axis=1)
         for w in jax.tree.leaves(W)
     ]
     return jnp.sqrt(sum(squares[1:], squares[0]))
@@ -149,7 +149,15 @@ def block_norms(W: PyTree) -> jax.Array:
 
 def block_max_norm(W: PyTree) -> jax.Array:
     r"""The largest norm of a node's parameters, :math:`\max_i \lVert w_i \rVert_2`."""
-    return jnp.max(block_norms(W))
+    return jnp.max(block_norms(W), initial=0)
+
+
+def check_count(**values: int) -> None:
+    """Raises TypeError unless every value is an int, ValueError unless it is >= 0."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an int, got {value!r}.")
+        check.non_negative(**{name: value})
 
 
 def _key_of(key: Key | None, t: jax.Array) -> Key | None:

@@ -153,15 +153,17 @@ def copies(graph: Graph, M: PyTree) -> PyTree:
       ValueError: a leaf that has not one row per node.
     """
     check_rows(graph, M)
-    return jax.tree.map(lambda m: m[graph.source], M)
+    return jax.tree.map(lambda m: jnp.asarray(m)[graph.source], M)
 
 
 def message_sum(graph: Graph, messages: PyTree) -> PyTree:
     """The sum of A_ij m over the messages of every node, ``[2E, ...]`` to ``[n, ...]``.
 
     Adds in the order of `graph.neighbour_sum`, so that copies of what all nodes sent
-    give the same up to rounding; the compiler may fuse the two in different ways.
+    give the same up to rounding; the compiler may fuse the two in different ways. A
+    message that is not finite does not pass an edge of weight 0.
     """
+    messages = jax.tree.map(jnp.asarray, messages)
     if not graph.num_edges:
         return jax.tree.map(
             lambda m: jnp.zeros((graph.num_nodes, *m.shape[1:]), m.dtype), messages
@@ -181,12 +183,24 @@ def message_sum(graph: Graph, messages: PyTree) -> PyTree:
         at = jnp.where(empty, len(graph.edge), place[edge, side])
         slots.append(jax.lax.optimization_barrier((weight, at)))
 
+    def pull(m, weight, at):
+        x = m.at[at].get(mode="fill", fill_value=0)
+        return by_row(weight, x) * x
+
     def add_up(m):
+        finite = jax.lax.cond(  # a look at every message takes as long as the sum
+            (graph.weight > 0).all(),
+            lambda: jnp.ones(len(m), bool),
+            lambda: jnp.isfinite(m).all(tuple(range(1, m.ndim))),
+        )
         rows = []
         for weight, at in slots:
-            total = by_row(weight[0], m) * m.at[at[0]].get(mode="fill", fill_value=0)
+            # Skipped by its place, as a mask of what is added would round otherwise.
+            passes = (weight > 0) | finite.at[at].get(mode="fill", fill_value=True)
+            at = jax.lax.optimization_barrier(jnp.where(passes, at, len(graph.edge)))
+            total = pull(m, weight[0], at[0])
             for w, a in zip(weight[1:], at[1:], strict=True):
-                total += by_row(w, m) * m.at[a].get(mode="fill", fill_value=0)
+                total += pull(m, w, a)
             rows.append(total)
         rows = jnp.concatenate(rows)
         return rows[graph.row].at[graph.more[1]].add(rows[graph.more[0]])
@@ -210,13 +224,15 @@ def aggregate_by(
     """
 
     def aggregate(graph, messages):
+        if not graph.num_edges:
+            return message_sum(graph, messages)  # zero, whatever the rule
         by_node = degree(graph)
         _, weight = neighbour_messages(graph, by_node)
         slot = graph.start[:-1, None] + jnp.arange(weight.shape[1])[None]
         slot = jnp.where(slot < graph.start[1:, None], slot, len(graph.edge))
 
         def one(m):
-            values = m.at[slot].get(mode="fill", fill_value=0)
+            values = jnp.asarray(m).at[slot].get(mode="fill", fill_value=0)
             value = jax.vmap(rule)(values, weight.astype(m.dtype))
             scale = by_row(by_node, value)
             return jnp.where(scale > 0, scale * value, 0)

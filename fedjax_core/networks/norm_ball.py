@@ -36,7 +36,8 @@ def project(U: ArrayLike, radius: ArrayLike, p: float) -> jax.Array:
     """
     norm = lp(p)
     U = jnp.asarray(U)
-    flat, r = U.reshape(U.shape[0], -1), jnp.asarray(radius)[:, None]
+    flat = U.reshape(U.shape[0], math.prod(U.shape[1:]))  # -1 fails without edges
+    r = jnp.asarray(radius)[:, None]
     if math.isinf(p):
         inside = jnp.clip(flat, -r, r)
     elif p == 2:

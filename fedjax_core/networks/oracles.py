@@ -14,6 +14,7 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Sections 3.3 and 4.6, (57).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +26,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.networks.least_norm import is_known, pulled_inverse
 from fedjax_core.types import PyTree
 
 # A full Newton step may overshoot far from the minimiser.
@@ -114,8 +116,8 @@ def least_squares_statistics(
 def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
     """Losses w' Q_i w + q_i' w + c_i on W ``[n, d]``.
 
-    The gradient is 2 Q_i w + q_i and prox is (2 Q_i + rho_i I)^-1 (rho_i v_i - q_i), by
-    Cholesky factors (Jung, Exercise 3.15).
+    The gradient is 2 Q_i w + q_i and prox is (2 Q_i + rho_i I)^-1 (rho_i v_i - q_i)
+    (Jung, Exercise 3.15).
 
     Args:
       Q: ``[n, d, d]``, symmetric and positive semi-definite, see `check_quadratic`.
@@ -123,10 +125,14 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
       c: ``[n]`` or one number.
 
     Raises:
-      ValueError: other shapes, of W too, or, when prox is called, rho <= 0.
+      ValueError: other shapes, of W too, known matrices that are not symmetric, or,
+        when prox is called, rho <= 0 or, where known, below the rounding of a singular
+        Q_i.
     """
     Q, q = as_float(Q), as_float(q)
     _quadratic_shapes(Q, q)
+    if is_known(Q):
+        _check_symmetric(Q)
     c = jnp.broadcast_to(jnp.asarray(c, q.dtype), q.shape[:1])
 
     def check(W: jax.Array) -> None:
@@ -143,14 +149,12 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
         return 2 * jnp.einsum("nde,ne->nd", Q, W) + q
 
     def prepare(rho: ArrayLike) -> Callable[[jax.Array], jax.Array]:
-        r = per_node("rho", rho, q.shape[0], q.dtype)[:, None]
-        eye = jnp.eye(q.shape[1], dtype=Q.dtype)
-        factor = jnp.linalg.cholesky(2 * Q + r[..., None] * eye[None])
+        r = per_node("rho", rho, q.shape[0], q.dtype)
+        inverse = pulled_inverse(2 * Q, r)
 
         def prox(V: jax.Array) -> jax.Array:
             check(V)
-            b = (r * V - q)[..., None]
-            return jax.scipy.linalg.cho_solve((factor, True), b)[..., 0]
+            return jnp.einsum("nde,ne->nd", inverse, r[:, None] * V - q)
 
         return prox
 
@@ -283,19 +287,20 @@ def check_quadratic(Q: ArrayLike, *, definite: bool = False) -> None:
       Q: ``[n, d, d]``, concrete.
       definite: ask for positive definite matrices, as the conjugates of the losses do.
     """
-    Q = np.asarray(as_float(Q))
-    if Q.ndim != 3 or Q.shape[1] != Q.shape[2]:
-        raise ValueError(f"Q must have shape (n, d, d), got {Q.shape}.")
-    finite = np.isfinite(Q).all((1, 2))
+    Q = as_float(Q)
+    slack = _check_symmetric(Q)
+    finite = np.isfinite(np.asarray(Q)).all((1, 2))
     if not finite.all():
         raise ValueError(f"Q must be finite, is not for node {np.argmin(finite)}.")
-    size = np.abs(Q).max((1, 2), initial=0)
-    slack = 8 * Q.shape[1] * np.finfo(Q.dtype).eps * size
-    skew = np.abs(Q - np.swapaxes(Q, 1, 2)).max((1, 2), initial=0)
-    if (skew > slack).any():
-        raise ValueError(f"Q must be symmetric, is not for node {np.argmax(skew)}.")
-    smallest = np.linalg.eigvalsh(Q)[:, 0]
-    wrong = smallest <= slack if definite else smallest < -slack
+    if definite:  # whatever the units of the unknowns are
+        own = np.diagonal(Q, axis1=1, axis2=2)
+        s = 1 / np.sqrt(np.where(own > 0, own, 1))
+        scaled = np.asarray(Q, np.float64) * s[:, :, None] * s[:, None]
+        smallest = np.linalg.eigvalsh(scaled)[:, 0]
+        wrong = smallest <= 8 * Q.shape[1] * float(jnp.finfo(Q.dtype).eps)
+    else:
+        smallest = np.linalg.eigvalsh(np.asarray(Q))[:, 0]
+        wrong = smallest < -slack
     if wrong.any():
         i = int(np.argmax(wrong))
         rule = "definite" if definite else "semi-definite"
@@ -305,11 +310,25 @@ def check_quadratic(Q: ArrayLike, *, definite: bool = False) -> None:
         )
 
 
+def _check_symmetric(Q: jax.Array) -> np.ndarray:
+    """Checks shape and symmetry; returns what is rounding, ``[n]``."""
+    x = np.asarray(Q)
+    if x.ndim != 3 or x.shape[1] != x.shape[2]:
+        raise ValueError(f"Q must have shape (n, d, d), got {x.shape}.")
+    size = np.abs(x).max((1, 2), initial=0)
+    slack = 8 * x.shape[1] * float(jnp.finfo(x.dtype).eps) * size
+    skew = np.abs(x - np.swapaxes(x, 1, 2)).max((1, 2), initial=0)
+    if (skew > slack).any():
+        i = int(np.argmax(skew - slack))
+        raise ValueError(f"Q must be symmetric, is not for node {i}.")
+    return slack
+
+
 def per_node(name: str, value: ArrayLike, n: int, dtype: Any) -> jax.Array:
     """A positive number for every node, ``[n]``, from one number or ``[n]``.
 
     Raises:
-      ValueError: another shape or, where values are known, one that is <= 0 or NaN.
+      ValueError: another shape or, where known, a value that is not > 0 and finite.
     """
     if not isinstance(value, Tracer):
         known = np.asarray(value)
@@ -317,8 +336,9 @@ def per_node(name: str, value: ArrayLike, n: int, dtype: Any) -> jax.Array:
             raise ValueError(
                 f"{name} must be one number or have shape ({n},), got {known.shape}."
             )
-        if not (known > 0).all():
-            raise ValueError(f"{name} must be > 0, got {known[~(known > 0)][0]}.")
+        wrong = ~((known > 0) & np.isfinite(known))
+        if wrong.any():
+            raise ValueError(f"{name} must be > 0 and finite, got {known[wrong][0]}.")
     return jnp.broadcast_to(jnp.asarray(value, dtype), (n,))
 
 
@@ -350,4 +370,4 @@ def along_rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _square_norm(x: jax.Array) -> jax.Array:
-    return (x**2).reshape(x.shape[0], -1).sum(1)
+    return (x**2).reshape(x.shape[0], math.prod(x.shape[1:])).sum(1)

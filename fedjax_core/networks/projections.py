@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks.descent import by_row
+from fedjax_core.networks.graph import unless_cut
 from fedjax_core.networks.oracles import as_float
 from fedjax_core.types import PyTree
 
@@ -26,8 +27,8 @@ def consensus(W: PyTree, weight: ArrayLike | None = None) -> PyTree:
     Args:
       W: leaves ``[n, ...]``.
       weight: ``[n]``, >= 0, what every node counts in the mean; uniform by default. It
-        is then the projection in the norm that weights the nodes so. Where all are 0
-        the rows stay.
+        is then the projection in the norm that weights the nodes so. A row of weight 0
+        may hold NaN. Where all are 0 the rows stay.
 
     Raises:
       ValueError: a negative or non-finite weight, or one of another length.
@@ -41,7 +42,8 @@ def consensus(W: PyTree, weight: ArrayLike | None = None) -> PyTree:
     def project(w):
         by_node = by_row(weight, w)
         total = by_node.sum()
-        mean = (by_node * w).sum(0, keepdims=True) / jnp.where(total > 0, total, 1)
+        rows = by_node * unless_cut(weight, w)
+        mean = rows.sum(0, keepdims=True) / jnp.where(total > 0, total, 1)
         return jnp.where(total > 0, mean, w)
 
     return jax.tree.map(project, W)
@@ -61,7 +63,8 @@ def cluster_mean(
       W: leaves ``[n, ...]``.
       cluster: ``[n]`` ints in 0..num_clusters-1.
       num_clusters: C.
-      weight: ``[n]`` >= 0, uniform by default. A cluster of weight 0 keeps its rows.
+      weight: ``[n]`` >= 0, uniform by default. A row of weight 0 may hold NaN. A
+        cluster of weight 0 keeps its rows.
 
     Raises:
       ValueError: a cluster that is not in 0..num_clusters-1, a negative or non-finite
@@ -75,7 +78,8 @@ def cluster_mean(
     def project(w):
         by_node = by_row(weight, w)
         total = jax.ops.segment_sum(by_node, cluster, num_clusters)
-        mean = jax.ops.segment_sum(by_node * w, cluster, num_clusters)
+        rows = by_node * unless_cut(weight, w)
+        mean = jax.ops.segment_sum(rows, cluster, num_clusters)
         mean = mean / jnp.where(total > 0, total, 1)
         return jnp.where(total[cluster] > 0, mean[cluster], w)
 
@@ -129,7 +133,7 @@ def _weights(W: PyTree, weight: ArrayLike) -> jax.Array:
 def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
     """The nearest point of a Euclidean ball over all leaves together.
 
-    A point of the ball is returned as it is.
+    A point of the ball is returned as it is, and NaN for one that is not finite.
 
     Args:
       w: one node's parameters.
@@ -150,7 +154,7 @@ def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
     unit = jax.lax.stop_gradient(jnp.where(most > 0, most, 1))
     u = jax.tree.map(lambda x: x / unit.astype(x.dtype), u)
     square = jnp.stack([jnp.square(x).sum() for x in jax.tree.leaves(u)]).sum()
-    outside = square > (radius / unit) ** 2
+    outside = ~(square <= (radius / unit) ** 2)  # NaN is not inside
     # The square root has no slope at 0.
     scale = jnp.where(outside, radius / jnp.sqrt(jnp.where(outside, square, 1)), 1)
 
@@ -169,7 +173,7 @@ def box(w: PyTree, low: ArrayLike, high: ArrayLike) -> PyTree:
     """The nearest point with every parameter in [low, high].
 
     Args:
-      w: one node's parameters, or those of all nodes.
+      w: one node's parameters, or those of all nodes; ints become floats.
       low: one number, or an array that broadcasts to every leaf.
       high: likewise; infinities are allowed on both sides.
 
@@ -180,5 +184,6 @@ def box(w: PyTree, low: ArrayLike, high: ArrayLike) -> PyTree:
     if known and not np.all(np.asarray(low) <= np.asarray(high)):
         raise ValueError(f"low must be <= high, got low={low!r}, high={high!r}.")
     return jax.tree.map(
-        lambda x: jnp.clip(x, jnp.asarray(low), jnp.asarray(high)).astype(x.dtype), w
+        lambda x: jnp.clip(x, jnp.asarray(low), jnp.asarray(high)).astype(x.dtype),
+        jax.tree.map(as_float, w),
     )

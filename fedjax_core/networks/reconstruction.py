@@ -48,8 +48,8 @@ def from_fedrelax(
       weight: A of their edge, > 0.
 
     Raises:
-      ValueError: arrays of other shapes, arguments out of range, or fewer than d + 1
-        affinely independent probes.
+      ValueError: arrays of other shapes or not finite, arguments out of range, or fewer
+        than d + 1 affinely independent probes or replies.
 
     References:
       Jung, Alg. 11 and (123).
@@ -57,6 +57,7 @@ def from_fedrelax(
     check.positive(alpha=alpha, weight=weight)
     coupling = alpha * weight
     slope, offset = _affine("sent", sent, "replies", replies)
+    _check_independent("replies", np.asarray(replies, np.float64))
     inverse = np.linalg.inv(slope)
     Q = coupling * (inverse - np.eye(len(slope)))
     return Recovered((Q + Q.T) / 2, -2 * coupling * inverse @ offset)
@@ -70,8 +71,8 @@ def from_gradients(points: ArrayLike, gradients: ArrayLike) -> Recovered:
       gradients: ``[k, d]``.
 
     Raises:
-      ValueError: arrays of other shapes, or fewer than d + 1 affinely independent
-        points.
+      ValueError: arrays of other shapes or not finite, or fewer than d + 1 affinely
+        independent points.
     """
     slope, q = _affine("points", points, "gradients", gradients)
     return Recovered((slope + slope.T) / 4, q)
@@ -152,13 +153,22 @@ def _affine(
             f"{x_name} and {y_name} must have shape (k, d), got {x.shape} and "
             f"{y.shape}."
         )
-    d = x.shape[1]
-    centred = x - x.mean(0)
-    rank = np.linalg.matrix_rank(centred) if len(x) else 0
+    for name, value in ((x_name, x), (y_name, y)):
+        if not np.isfinite(value).all():
+            raise ValueError(f"{name} must be finite, got NaN or infinity.")
+    _check_independent(x_name, x)
+    slope = np.linalg.lstsq(x - x.mean(0), y - y.mean(0), rcond=None)[0].T
+    return slope, y.mean(0) - slope @ x.mean(0)
+
+
+def _check_independent(name: str, x: np.ndarray) -> None:
+    d, rank = x.shape[1], 0
+    if x.size:
+        # What centring leaves of equal points is rounding, and small next to x itself.
+        small = max(x.shape) * np.finfo(np.float64).eps * np.linalg.norm(x, 2)
+        rank = np.linalg.matrix_rank(x - x.mean(0), small)
     if rank < d:
         raise ValueError(
-            f"{x_name} must hold {d + 1} affinely independent points for {d} "
-            f"parameters, got {rank + 1}."
+            f"{name} must hold {d + 1} affinely independent points for {d} parameters, "
+            f"got {rank + 1}."
         )
-    slope = np.linalg.lstsq(centred, y - y.mean(0), rcond=None)[0].T
-    return slope, y.mean(0) - slope @ x.mean(0)

@@ -35,6 +35,10 @@ def prune(graph: Graph, links: jax.Array) -> Graph:
 def without_nodes(graph: Graph, alive: jax.Array) -> Graph:
     """The network without the links of failed nodes; `alive` is ``[n]`` bool.
 
+    A failed node still has its row of W. Should that diverge, run the method with a
+    channel, such as `network.relay`: then NaN does not pass lost links, see
+    `graph.neighbour_sum`.
+
     Raises:
       ValueError: `alive` of another shape or dtype.
     """

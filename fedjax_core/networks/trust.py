@@ -16,14 +16,23 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, as_mask
 from fedjax_core.networks.gtvmin import closed_form
 from fedjax_core.networks.gtvmin_bounds import deviation_bound, eigenvalue_bounds
+from fedjax_core.networks.oracles import (
+    Quadratic,
+    as_float,
+    least_squares_statistics,
+)
 from fedjax_core.types import PyTree
 
 
 def label_change(
-    graph: Graph, alpha: ArrayLike, X: jax.Array, change: jax.Array
+    graph: Graph,
+    alpha: ArrayLike,
+    X: ArrayLike,
+    change: ArrayLike,
+    mask: ArrayLike | None = None,
 ) -> jax.Array:
     r"""How the GTVMin solution moves with the labels: :math:`Q^{-1} [X_i'e_i/m_i]_i`.
 
@@ -35,17 +44,19 @@ def label_change(
       alpha: >= 0.
       X: ``[n, m, d]``.
       change: ``[n, m]``, e_i.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
 
     Returns:
       ``[n, d]``, the new solution minus the old.
 
+    Raises:
+      ValueError: other shapes, or a row that is not finite.
+
     References:
       Jung, "Federated Learning: From Theory to Practice", Section 8.2.1.
     """
-    m = X.shape[1]
-    pull = jnp.einsum("nmd,nm->nd", X, change) / m
-    Q = jnp.einsum("nmd,nme->nde", X, X) / m
-    return closed_form(graph, Q, -2 * pull, alpha)
+    local = _statistics(X, "change", change, mask)
+    return closed_form(graph, local.Q, local.q, alpha)
 
 
 class SensitivityBounds(NamedTuple):
@@ -67,8 +78,9 @@ def sensitivity_bounds(
     graph: Graph,
     Q: jax.Array,
     alpha: ArrayLike,
-    change: jax.Array,
+    change: ArrayLike,
     smallest_eigenvalue: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
 ) -> SensitivityBounds:
     r"""How far the GTVMin solution can move when labels change by e_i.
 
@@ -78,15 +90,21 @@ def sensitivity_bounds(
       alpha: >= 0.
       change: ``[n, m]``, e_i.
       smallest_eigenvalue: of the whole quadratic ``[n d, n d]``, if known.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
 
     Raises:
-      ValueError: alpha is negative.
+      ValueError: alpha is negative, or other shapes.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", Prop. 8.1.
     """
-    energy = (change**2).sum()
-    scaled = energy / change.shape[1]
+    change = as_float(change)
+    if change.ndim != 2 or len(change) != graph.num_nodes:
+        raise ValueError(
+            f"change must have shape ({graph.num_nodes}, m), got {change.shape}."
+        )
+    squares, count = _energy(change, mask)
+    energy, scaled = squares.sum(), (squares / count).sum()
     largest = jnp.linalg.eigvalsh(Q)[:, -1].max()
     low = eigenvalue_bounds(graph, Q, alpha).lower
     spectral = None
@@ -110,7 +128,11 @@ class EstimationBounds(NamedTuple):
 
 
 def estimation_bounds(
-    graph: Graph, Q: jax.Array, alpha: ArrayLike, noise: jax.Array
+    graph: Graph,
+    Q: jax.Array,
+    alpha: ArrayLike,
+    noise: ArrayLike,
+    mask: ArrayLike | None = None,
 ) -> EstimationBounds:
     r"""Bounds on the two parts of the estimation error, for any noise of known size.
 
@@ -122,23 +144,28 @@ def estimation_bounds(
       Q: ``[n, d, d]``, X_i'X_i / m_i.
       alpha: > 0.
       noise: ``[n, m]``, y_i - X_i wbar.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
 
     Raises:
-      ValueError: alpha is not positive, or the network not connected.
+      ValueError: alpha is not positive, other shapes, or a network that is not
+        connected.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", Prop. 3.1, eq. (165) and
       (169).
     """
-    deviation = deviation_bound(graph, noise, alpha)
-    energy = (noise**2).sum() / noise.shape[1]
+    deviation = deviation_bound(graph, noise, alpha, mask)
+    squares, count = _energy(as_float(noise), mask)
+    energy = (squares / count).sum()
     largest = jnp.linalg.eigvalsh(Q)[:, -1].max()
     average = jnp.maximum(jnp.linalg.eigvalsh(Q.mean(0))[0], 0)
     spread = 2 * (largest * energy + largest**2 * deviation)
     return EstimationBounds(deviation, _over(spread, len(Q) * average**2))
 
 
-def average_error(X: jax.Array, noise: jax.Array, W: jax.Array) -> jax.Array:
+def average_error(
+    X: ArrayLike, noise: ArrayLike, W: jax.Array, mask: ArrayLike | None = None
+) -> jax.Array:
     r"""The mean of a GTVMin solution minus the true parameters, exactly; ``[d]``.
 
     .. math::
@@ -152,11 +179,15 @@ def average_error(X: jax.Array, noise: jax.Array, W: jax.Array) -> jax.Array:
       X: ``[n, m, d]``.
       noise: ``[n, m]``, e_i = y_i - X_i wbar.
       W: ``[n, d]``, the solution for the squared penalty.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
+
+    Raises:
+      ValueError: other shapes, or a row that is not finite.
     """
+    local = _statistics(X, "noise", noise, mask)
     away = W - W.mean(0)[None]
-    rest = noise - jnp.einsum("nmd,nd->nm", X, away)
-    total = jnp.einsum("nmd,nme->de", X, X)
-    return jnp.linalg.solve(total, jnp.einsum("nmd,nm->d", X, rest))
+    rest = -local.q / 2 - jnp.einsum("nde,ne->nd", local.Q, away)
+    return jnp.linalg.solve(local.Q.sum(0), rest.sum(0))
 
 
 def robustness_quotient(
@@ -197,6 +228,27 @@ def robustness_bound(
     check.positive(alpha=alpha)
     rho = 2 * alpha * jnp.asarray(degree)
     return jnp.where(rho > 0, rho / jnp.where(rho > 0, rho + strong_convexity, 1), 0)
+
+
+def _statistics(
+    X: ArrayLike, name: str, labels: ArrayLike, mask: ArrayLike | None
+) -> Quadratic:
+    """`least_squares_statistics` of labels that the caller calls `name`."""
+    X, labels = as_float(X), as_float(labels)
+    if X.ndim != 3 or labels.shape != X.shape[:2]:
+        raise ValueError(
+            f"X and {name} must have shapes (n, m, d) and (n, m), got {X.shape} and "
+            f"{labels.shape}."
+        )
+    if mask is not None:
+        mask = as_mask("mask", mask, labels.shape)
+    return least_squares_statistics(X, labels, mask, allow_empty=True)
+
+
+def _energy(e: jax.Array, mask: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
+    """||e_i||^2 and, at least 1, m_i of the rows that exist; each ``[n]``."""
+    rows = jnp.ones(e.shape, bool) if mask is None else as_mask("mask", mask, e.shape)
+    return jnp.where(rows, e**2, 0).sum(1), jnp.maximum(rows.sum(1), 1)
 
 
 def _over(a: jax.Array, b: jax.Array) -> jax.Array:

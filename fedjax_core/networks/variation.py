@@ -19,7 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph, check_rows, edge_diff
+from fedjax_core.networks.graph import Graph, check_rows, edge_diff, unless_cut
 from fedjax_core.types import PyTree
 
 
@@ -133,6 +133,8 @@ def weighted_sum(*terms: tuple[ArrayLike, Penalty]) -> Penalty:
 def gtv(graph: Graph, W: PyTree, penalty: Callable | None = None) -> jax.Array:
     """The generalised total variation, every undirected edge once; a scalar.
 
+    What is not finite does not count at an edge of weight 0.
+
     Args:
       graph: n nodes.
       W: leaves ``[n, ...]``.
@@ -141,7 +143,11 @@ def gtv(graph: Graph, W: PyTree, penalty: Callable | None = None) -> jax.Array:
     References:
       Jung, (34).
     """
-    return (graph.weight * (penalty or squared())(edge_diff(graph, W))).sum()
+    U = edge_diff(graph, jax.tree.map(jnp.asarray, W))
+    U = jax.tree.map(lambda u: unless_cut(graph.weight, u), U)
+    value = (penalty or squared())(U)
+    weight = graph.weight.astype(value.dtype)
+    return (weight * unless_cut(weight, value)).sum()
 
 
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
@@ -238,7 +244,7 @@ def exact_test_set(num_features: int) -> np.ndarray:
 
 
 def _flat(x: jax.Array) -> jax.Array:
-    return x.reshape(x.shape[0], -1)
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without rows
 
 
 def _total(tree: PyTree) -> jax.Array:

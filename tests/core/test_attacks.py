@@ -1,5 +1,7 @@
 """Attacks on messages and data, how far they get and what they give away."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -443,3 +445,52 @@ def test_ints_are_not_poisoned_by_fractions():
     np.testing.assert_array_equal(moved, [3, 4])
     planted, _ = plant_backdoor(X, y, everyone, Trigger((0,), (2.0,)), 3)
     np.testing.assert_array_equal(planted, [[2, 1], [2, 1]])
+
+
+def test_a_trigger_needs_its_columns():
+    X, y = jnp.ones((4, 3)), jnp.ones(4)
+    for columns in ((7,), (-1,), (0, 3)):
+        trigger = Trigger(columns, (1.0,) * len(columns))
+        for call in (trigger.holds, trigger.stamp):
+            with pytest.raises(ValueError, match=r"columns must be in 0\.\.2, got"):
+                call(X)
+    with pytest.raises(ValueError, match=r"columns must be in 0\.\.2, got"):
+        plant_backdoor(X, y, jnp.ones(4, bool), Trigger.hour(3), 40.0)
+    with pytest.raises(ValueError, match=r"columns must be different, got \(1, 1\)"):
+        Trigger((1, 1), (0.0, 1.0))
+
+
+def test_attacked_nodes_are_no_list():
+    graph = Graph.from_edges(CHAIN)
+    for wrong in (jnp.array([0, 0, 2]), jnp.array([0, 2]), jnp.ones(2, bool)):
+        with pytest.raises(ValueError, match="attacked must be bool"):
+            arrival(graph, wrong)
+        with pytest.raises(ValueError, match="attacked must be bool"):
+            poison(jnp.ones((3, 2)), wrong, scale(2.0))
+    orders: list[Any] = [[0.5], [True, False]]
+    for order in orders:
+        with pytest.raises(TypeError, match="order must be ints"):
+            growing(order, 3)
+    np.testing.assert_array_equal(growing([], 3), np.zeros((1, 3)))
+    for errors in (np.zeros(0), np.ones((1, 2))):
+        with pytest.raises(ValueError, match=r"errors must have shape \(k \+ 1,\)"):
+            smallest_attack(errors)
+
+
+def test_ints_do_not_wrap_around():
+    X, y = jnp.full((2, 1, 1), 250, jnp.uint8), jnp.full((2, 1), 250, jnp.uint8)
+    attacked = jnp.array([True, False])
+    for what in ({"features": 10}, {"labels": 10}):
+        with pytest.raises(ValueError, match=r"uint8 in \[0, 255\], got 260"):
+            poison_data(X, y, attacked, **what)
+    bad, _ = poison_data(X, y, attacked, features=5)
+    assert bad[:, 0, 0].tolist() == [255, 250]
+    # Who is not attacked may be anywhere.
+    poison_data(X, y, jnp.zeros(2, bool), labels=10)
+
+
+def test_messages_of_ints_are_not_moved():
+    message = jnp.arange(3)
+    for attack in (scale(0.5), nudge(2.7)):
+        with pytest.raises(TypeError, match="message must be floats"):
+            attack(message, None)

@@ -355,3 +355,8 @@ def test_the_funnel_tries_every_map():
 def test_bad_arguments_are_refused(call, match):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def test_limits_at_any_epsilon():
+    slack = leakage.trade_off_slack([0.0, 1e-3, 0.5], [0.0, 0.0, 0.5], 800.0, 0.1)
+    np.testing.assert_array_equal(slack, [-0.9, 1e-3 - 0.9, np.inf])

@@ -330,3 +330,14 @@ def test_narrow_labels_get_every_answer():
         with pytest.raises(ValueError, match="num_classes must fit labels of int8"):
             call(jax.random.key(0))
     assert int(mechanisms.random_labels(jax.random.key(0), labels, 128).max()) == 127
+
+
+def test_delta_at_an_epsilon_whose_exponential_overflows():
+    p, q = [0.5, 0.3, 0.2, 0.0], [0.0, 0.4, 0.3, 0.3]
+    for epsilon in (709.0, 800.0, 1e6):
+        assert calibration.finite_delta(p, q, epsilon) == pytest.approx(0.5, rel=1e-12)
+    # e^740 times the smallest positive float is 0.0121.
+    tiny = [5e-324, 1.0]
+    delta = calibration.finite_delta([0.5, 0.5], tiny, 740.0)
+    assert delta == pytest.approx(0.5 - math.exp(740 - 744.4400719213812), rel=1e-6)
+    assert calibration.finite_delta([0.5, 0.5], tiny, 800.0) == 0

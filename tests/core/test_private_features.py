@@ -298,3 +298,55 @@ def test_bob_finds_alice_among_stations():
 def test_bad_arguments_are_refused(call, match):
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def test_projection_of_the_largest_floats():
+    with jax.enable_x64(False):
+        c = np.array([3e38, 1.5e38], np.float32)
+        for make in (
+            private_features.private_projection,
+            jax.jit(private_features.private_projection),
+        ):
+            F = make(c).matrix
+            np.testing.assert_allclose(F, [[0.2, -0.4], [-0.4, 0.8]], rtol=1e-5)
+
+
+def test_replies_that_tell_nothing_are_refused():
+    probes = np.r_[np.zeros((1, 2)), np.eye(2)]
+    replies = np.full((3, 2), 0.1)
+    for constant in (replies, 0 * replies, replies + probes[:, :1]):
+        with pytest.raises(ValueError, match="replies must hold 3 affinely indep"):
+            reconstruction.from_fedrelax(probes, constant, 1.0)
+    with pytest.raises(ValueError, match="sent must hold 3 affinely independent"):
+        reconstruction.from_fedrelax(replies, probes, 1.0)
+    bad = probes.copy()
+    bad[0, 0] = np.nan
+    for sent, got, name in ((bad, probes, "sent"), (probes, bad, "replies")):
+        with pytest.raises(ValueError, match=f"{name} must be finite"):
+            reconstruction.from_fedrelax(sent, got, 1.0)
+    with pytest.raises(ValueError, match="gradients must be finite"):
+        reconstruction.from_gradients(probes, bad)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_nothing_leaks_from_features_of_unlike_units_in_float32(mixed):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        s = rng.normal(size=500)
+        if mixed:
+            X = rng.normal(size=(500, 8)) + np.outer(s, rng.normal(size=8))
+            X = X * 10.0 ** rng.uniform(-2, 2, 8)
+        else:
+            z, noise = rng.normal(size=(2, 500))
+            X = np.stack([1e4 * (0.3 * s + z), 0.1 * (s + 0.01 * noise)], 1)
+        X = (X - X.mean(0)).astype(np.float32)
+        s = (s - s.mean()).astype(np.float32)
+        c = private_features.cross_covariance(X, s)
+        F = private_features.private_projection(c).matrix
+        assert F.dtype == jnp.float32
+        Z = X.astype(float) @ np.asarray(F, float).T
+        Z /= np.linalg.norm(Z, axis=0)
+        fit = Z @ np.linalg.lstsq(Z, s, rcond=1e-6)[0]
+        assert (fit**2).sum() < 1e-5 * (s**2).sum()
+        error = private_features.reconstruction_error(F, X.T @ X / 500, c, s.var())
+        assert float(error) == pytest.approx(s.var(), rel=1e-5)

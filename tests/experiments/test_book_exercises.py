@@ -1,9 +1,11 @@
 """The book's exercises agree with their numbers, and say so when they do not."""
 
 import dataclasses
+import io
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedjax_core.experiments import book_exercises, cli
 from fedjax_core.experiments.book_exercises import Experiment, Row
@@ -28,19 +30,66 @@ def test_what_only_data_can_say_is_reported(solved):
     reported = {name for name, rows in solved.items() for r in rows if r.agrees is None}
     assert reported == {"3.11", "9.5", "10.2", "10.3"}
     rows = {r.quantity: float(r.ours) for r in solved["10.3"]}
-    assert rows["attacked: °C at 3 o'clock"] > rows["clean: °C at 3 o'clock"]
+    assert rows["attacked: prediction at 3, °C"] > rows["clean: prediction at 3, °C"]
+
+
+def _printed(solved, width=80):
+    """Lines of every exercise's table."""
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as capture:
+        for part in book_exercises.tables(solved):
+            console.print(part)
+    return capture.get().splitlines()
 
 
 def test_numbers_of_the_specification_stand_in_the_table(solved):
-    text = [
-        " ".join(str(cell) for cell in column.cells)
-        for column in book_exercises.table(solved).columns
-    ]
-    for number in ("0.133931, 29.8661", "0.272293", "0.706546, 0.998", "666.556, 500"):
-        assert number in text[2]
-        assert number in text[3]
-    assert "report only" in text[2]
-    assert "DIFFER" not in text[4]
+    lines = _printed(solved)
+    for number in (
+        "0.133931",
+        "29.8661",
+        "0.272293",
+        "0.706546, 0.998",
+        "666.556, 500",
+    ):
+        assert any(line.count(number) == 2 for line in lines), number
+    assert "report only" in "".join(lines)
+    assert "DIFFER" not in "".join(lines)
+
+
+def test_every_exercise_has_a_title_and_the_same_columns(solved):
+    lines = _printed(solved)
+    for name, exercise in book_exercises.EXERCISES.items():
+        title = (exercise.__doc__ or "").splitlines()[0].rstrip(".")
+        assert f"{name}  {title}" in (line.rstrip() for line in lines)
+    headers = {
+        line for line in lines if line.split() == ["quantity", "expected", "ours"]
+    }
+    assert len(headers) == 1
+    # Nothing is wrapped or cut off at 80 columns.
+    count = sum(map(len, solved.values())) + 2 * len(solved)
+    assert len(lines) == count
+    assert _printed(solved, 200) == lines
+
+
+def test_the_room_of_numbers_from_chance_is_printed(solved):
+    verdicts = {row.quantity: row.verdict for row in solved["7.1"]}
+    assert verdicts["P(a wrong one), 10 candidates"] == "within 5e-05"
+    row = next(row for row in solved["7.1"] if row.quantity.endswith("m = 10"))
+    assert row.verdict == f"within {float(row.tol):.2g}"
+    assert Row("", 200.0, 201.0, 0.01).verdict == "within 2"
+    assert Row("", [0.5, 0.1], [0.5, 0.1], 1e-6).verdict == "agree"
+    assert "DIFFER" in Row("", 1.0, 2.0, 0.01).verdict
+    assert Row("", None, 3).verdict == ""
+
+
+def test_rows_say_what_they_measure(solved):
+    for row in solved["5.1"][:9]:
+        assert row.quantity.startswith("contraction factor, alpha = ")
+    measured = [row.quantity for name in ("10.2", "10.3") for row in solved[name]]
+    assert sum("MSE" in quantity for quantity in measured) == 7
+    for quantity in measured:
+        assert "error" not in quantity
+        assert "MSE" not in quantity or "°C²" in quantity or "+20 %" in quantity
 
 
 def test_how_far_apart_numbers_may_be():
@@ -67,8 +116,8 @@ def test_some_exercises_can_be_chosen(monkeypatch, capsys):
     argv = ["run", "book_exercises", "--devices", "8", "--only", "1.4", "10.4"]
     assert cli.main(argv) == 0
     out = capsys.readouterr().out
-    assert "eigenvalues of X'X" in out
-    assert "squared: slope, y5 = 20" in out
+    assert "largest eigenvalue of X'X" in out
+    assert "least squares: slope, y5 = 20" in out
     assert "5.1" not in out
 
 

@@ -41,7 +41,7 @@ def test_errors_are_those_of_dense_solutions(graph, found):
     for seed in range(2):
         for k, m in enumerate(TINY.num_examples):
             with jax.enable_x64(True):
-                problem = gtvmin_demo.draw(TINY, jax.random.key(seed), m)
+                problem = gtvmin_demo.draw(TINY, graph, jax.random.key(seed), m)
             W_true, (Q, q, _) = jax.tree.map(np.asarray, tuple(problem))
             assert (W_true[label == 1] == W_true[-1]).all()
 
@@ -68,9 +68,10 @@ def test_errors_are_those_of_dense_solutions(graph, found):
                 assert found.network[seed, k, a] == pytest.approx(error(W), rel=1e-4)
 
 
-def test_more_examples_are_the_same_ones_and_more():
+def test_more_examples_are_the_same_ones_and_more(graph):
     with jax.enable_x64(True):
-        one, eight = (gtvmin_demo.draw(TINY, jax.random.key(0), m) for m in (1, 8))
+        key = jax.random.key(0)
+        one, eight = (gtvmin_demo.draw(TINY, graph, key, m) for m in (1, 8))
     np.testing.assert_array_equal(one.W_true, eight.W_true)
     for problem, rank in ((one, 1), (eight, 2)):
         assert (np.linalg.matrix_rank(problem.statistics.Q) == rank).all()
@@ -94,7 +95,7 @@ def test_the_network_lies_between_alone_and_the_oracle(monkeypatch):
 
 def test_methods_are_within_their_bounds(graph):
     with jax.enable_x64(True):
-        problem = gtvmin_demo.draw(TINY, jax.random.key(0), 8)
+        problem = gtvmin_demo.draw(TINY, graph, jax.random.key(0), 8)
         runs = gtvmin_demo.converge(TINY, graph, problem, 0.1)
         late = gtvmin_demo.converge_asynchronously(TINY, graph, problem, 0.1)
     assert list(late) == [1, 3]
@@ -102,18 +103,69 @@ def test_methods_are_within_their_bounds(graph):
         *((run, 30) for run in runs.values()),
         *((run, 60) for _, run in late.values()),
     ):
+        assert run.bound is not None
         assert run.error.shape == run.bound.shape == (rounds + 1,)
         assert run.error[0] == run.bound[0] == 1
         assert (run.error <= run.bound + 1e-9).all()
         assert run.error[-1] < 1e-2
 
 
+def test_a_singular_local_problem_leaves_fedrelax_without_a_bound(graph):
+    with jax.enable_x64(True):
+        problem = gtvmin_demo.draw(TINY, graph, jax.random.key(0), 8)
+        # Node 0 has no examples.
+        local = jax.tree.map(lambda x: x.at[0].set(0.0), problem.statistics)
+        problem = problem._replace(statistics=local)
+        runs = gtvmin_demo.converge(TINY, graph, problem, 0.1)
+        late = gtvmin_demo.converge_asynchronously(TINY, graph, problem, 0.1)
+    assert runs["FedGD"].bound is not None
+    assert runs["FedRelax"].bound is None
+    for _, run in late.values():
+        assert run.bound is None
+        assert run.error[-1] < run.error[0]
+
+
+def test_the_legend_names_methods_without_a_bound():
+    from matplotlib.figure import Figure
+
+    error = 0.5 ** np.arange(4)
+    runs = {
+        "one": gtvmin_demo.Run(error, error),
+        "two": gtvmin_demo.Run(error, None),
+    }
+    axes: Any = Figure().subplots()
+    gtvmin_demo._convergence(axes, runs)
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == ["one", "two, no contraction proven", "at most, by theory"]
+
+
+def test_fewer_examples_than_features_can_be_shown(tmp_path):
+    gtvmin_demo.main(dataclasses.replace(TINY, shown=1, out=tmp_path))
+    assert (tmp_path / "asynchronous.png").exists()
+
+
+def test_a_network_in_parts_ends_in_one_line(tmp_path):
+    parts = dataclasses.replace(TINY, p_out=0.0, out=tmp_path)
+    with pytest.raises(
+        SystemExit, match=r"^fedjax-core: graph must be connected"
+    ) as end:
+        gtvmin_demo.main(parts)
+    assert "\n" not in str(end.value)
+
+
 def test_it_prints_a_table_and_draws(tmp_path, capsys):
     out = tmp_path / "new" / "folder"
     gtvmin_demo.main(dataclasses.replace(TINY, out=out))
     printed = capsys.readouterr().out
-    for words in ("11 nodes, 2 seeds", "alone", "network", "oracle", "±"):
-        assert words in printed
+    words = (
+        "11 nodes",
+        "alone",
+        "network",
+        "oracle",
+        "± standard deviation over 2 draws",
+    )
+    for word in (*words, "by the true parameters"):
+        assert word in printed
     for name in ("gtvmin_demo.png", "asynchronous.png"):
         assert (out / name).stat().st_size > 30_000
 

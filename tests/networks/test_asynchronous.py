@@ -11,6 +11,7 @@ import pytest
 from fedjax_core.algorithms.networks import fedavg, fedgd, fedrelax
 from fedjax_core.networks import asynchronous, network
 from fedjax_core.networks.asynchronous import Schedule
+from fedjax_core.networks.defences import noisy_messages
 from fedjax_core.networks.graph import Graph, laplacian
 from fedjax_core.networks.iterate import block_max_norm
 from fedjax_core.networks.oracles import quadratic
@@ -146,23 +147,23 @@ def test_a_missed_window_and_an_old_copy_are_refused():
 
 def test_total_asynchrony():
     growing = asynchronous.growing_delays(GRAPH, 100, jax.random.key(0))
-    asynchronous.check_totally_asynchronous(growing)
+    asynchronous.check_totally_asynchronous(growing, GRAPH)
     active = np.asarray(growing.active).copy()
     active[50:, 2] = False
     with pytest.raises(ValueError, match="stops from event 50 at node 2"):
         asynchronous.check_totally_asynchronous(
-            Schedule(active, growing.delay, growing.max_delay)
+            Schedule(active, growing.delay, growing.max_delay), GRAPH
         )
     active[:, 2] = False
     with pytest.raises(ValueError, match="stops from event 0 at node 2"):
         asynchronous.check_totally_asynchronous(
-            Schedule(active, growing.delay, growing.max_delay)
+            Schedule(active, growing.delay, growing.max_delay), GRAPH
         )
     frozen = asynchronous.growing_delays(
         GRAPH, 100, jax.random.key(0), growth=lambda t: t
     )
     with pytest.raises(ValueError, match="stays with event 0 on directed edge 0"):
-        asynchronous.check_totally_asynchronous(frozen)
+        asynchronous.check_totally_asynchronous(frozen, GRAPH)
 
 
 @pytest.mark.parametrize(
@@ -410,3 +411,83 @@ def test_a_node_that_never_acts_fits_no_bound():
             asynchronous.check_partially_asynchronous(schedule, bound)
     active[1, 1] = True
     asynchronous.check_partially_asynchronous(schedule, 100)
+
+
+def test_a_copy_must_be_new_when_its_receiver_acts():
+    """Fresh at every event at which node 1 sleeps, and of event 0 when it acts."""
+    event = np.arange(20)
+    active = np.stack([event >= 0, event % 2 == 1], 1)
+    delay = np.zeros((20, 2), int)
+    into_1 = int(np.flatnonzero(np.asarray(PAIR.target) == 1)[0])
+    delay[:, into_1] = np.where(active[:, 1], event, 0)
+    stale = Schedule(active, delay, 19)
+    with pytest.raises(ValueError, match=f"event 0 on directed edge {into_1}"):
+        asynchronous.check_totally_asynchronous(stale, PAIR)
+    delay[-1] = 0
+    asynchronous.check_totally_asynchronous(Schedule(active, delay, 19), PAIR)
+    with pytest.raises(ValueError, match="schedule must be for 6 nodes"):
+        asynchronous.check_totally_asynchronous(stale, GRAPH)
+
+
+def test_a_channel_draws_what_it_draws_in_a_synchronous_run():
+    graph, Q, q, _ = problem()
+    operator = both_methods(graph, Q, q)["fedgd"]
+    operator = operator._replace(emit=noisy_messages(0.1))
+    W = jnp.asarray(np.random.default_rng(1).normal(size=q.shape))
+
+    def disturb(messages, t, key):
+        return messages + t * jax.random.normal(key, messages.shape)
+
+    run = {"key": jax.random.key(3), "channel": disturb, "record": lambda W: W}
+    schedule = asynchronous.synchronous(graph, 8)
+    _, got = asynchronous.run(operator, schedule, W, **run)
+    _, expected = network.run(operator, W, 8, **run)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    clean, _ = network.run(operator, W, 8, key=run["key"])
+    assert np.abs(np.asarray(expected)[-1] - np.asarray(clean)).min() > 1e-3
+
+
+def test_an_attack_on_messages_that_come_late():
+    """A link's messages are tripled: as if the operator did so with each it read."""
+    graph, Q, q, _ = problem()
+    schedule = asynchronous.partially_asynchronous(graph, 30, 3, jax.random.key(0))
+    eta = float(asynchronous.fedgd_rate_bound(graph, Q, ALPHA))
+    operator = fedgd.make(graph, quadratic(Q, q), alpha=ALPHA, eta=eta)
+    bad = (graph.source == 1) & (graph.target == 0)
+
+    def triple(messages, t=None, key=None):
+        return jnp.where(bad[:, None], 3 * messages, messages)
+
+    def attacked(graph, messages):
+        return network.message_sum(graph, triple(messages))
+
+    start = jnp.ones((6, 2))
+    got, _ = asynchronous.run(operator, schedule, start, channel=triple)
+    by_hand = operator._replace(aggregate=attacked)
+    expected, _ = asynchronous.run(by_hand, schedule, start)
+    clean, _ = asynchronous.run(operator, schedule, start)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    assert np.abs(np.asarray(got - clean)).max() > 1e-3
+
+
+def test_rows_of_another_network_and_odd_schedules_are_refused():
+    graph, Q, q, _ = problem()
+    operator = both_methods(graph, Q, q)["fedgd"]
+    schedule = asynchronous.synchronous(graph, 2)
+    with pytest.raises(ValueError, match=r"one row per node, 6, got shape \(1, 2\)"):
+        asynchronous.run(operator, schedule, jnp.zeros((1, 2)))
+    active, delay = np.ones((2, 2), bool), np.zeros((2, 2), int)
+    odd: Any
+    for odd in (1.0, True, None):
+        with pytest.raises(TypeError, match="max_delay must be an int"):
+            Schedule(active, delay, odd)
+    with pytest.raises(ValueError, match="max_delay must be >= 0"):
+        Schedule(active, delay, -1)
+    with pytest.raises(ValueError, match="at least one event"):
+        Schedule(active[:0], delay[:0], 0)
+
+
+def test_convexity_is_not_negative():
+    for bad in (-1.0, np.nan):
+        with pytest.raises(ValueError, match=f"convexity must be .*{bad} for node 1"):
+            asynchronous.fedrelax_contraction(PAIR, np.array([1.0, bad]), 1.0)

@@ -643,3 +643,64 @@ def test_balls_take_ints_and_what_squares_overflow():
     np.testing.assert_allclose(large, [0.6, 0.8], rtol=1e-6)
     tiny = projections.ball(jnp.array([3e-30, 4e-30], jnp.float32), 1e-30)
     np.testing.assert_allclose(tiny, [6e-31, 8e-31], rtol=1e-6)
+
+
+def test_vectors_of_the_largest_floats_are_quantised():
+    x = jnp.array([3.4e38, -3.4e38, -1.0, 1e38], jnp.float32)
+    for bits in (1, 4, 0.5):
+        error = np.abs(np.float64(quantise(x, bits)) - np.float64(x)).max()
+        assert error <= 3.4e38 * 2.0**-bits * (1 + 1e-6)
+    mixed = {"a": jnp.float32([1e5]), "b": jnp.ones(2, jnp.float16)}
+    sent = quantise(mixed, 12)
+    assert sent["b"].dtype == jnp.float16
+    for name, exact in mixed.items():
+        error = np.abs(np.float64(sent[name]) - np.float64(exact)).max()
+        assert error <= 1e5 * 2.0**-12 * (1 + 1e-3)
+    with pytest.raises(ValueError, match="x must hold an array"):
+        quantise({}, 4)
+
+
+def test_there_are_no_more_levels_than_bits_can_tell():
+    for bits in (13, 17):
+        x = jnp.linspace(-1, 1, 2 ** (bits + 2) + 1, dtype=jnp.float32)
+        sent = np.asarray(quantise(x, bits))
+        assert np.abs(sent).max() < 1
+        assert len(np.unique(sent)) == 2**bits
+
+
+@pytest.mark.parametrize("eta", [None, "fast", [None, 1.0], 1j])
+def test_rates_are_numbers(eta):
+    with pytest.raises(
+        TypeError, match="eta must be a number, one per node or a sched"
+    ):
+        gradient_step(lambda w: w, eta)
+
+
+def test_rates_of_another_number_of_nodes_are_refused():
+    with pytest.raises(ValueError, match=r"one per node, got shape \(3, 1\)"):
+        gradient_step(lambda w: w, np.ones((3, 1)))
+    for eta in (np.ones(2), lambda t: jnp.ones((3, 1))):
+        step = gradient_step(lambda w: w, eta)
+        with pytest.raises(ValueError, match=r"one number or one each, shape \(3,\)"):
+            step(jnp.ones((3, 2)), jnp.int32(0), None)
+
+
+def test_boxes_make_floats_of_ints():
+    np.testing.assert_array_equal(
+        projections.box(jnp.array([1, 2]), 0.5, 1.5), [1, 1.5]
+    )
+
+
+def test_rows_of_weight_zero_may_hold_anything():
+    W = {"a": jnp.array([[1.0], [jnp.nan], [3.0], [jnp.inf]]), "b": jnp.ones(4)}
+    weight = np.array([1.0, 0.0, 1.0, 0.0])
+    np.testing.assert_array_equal(projections.consensus(W, weight)["a"], [[2]] * 4)
+    found = projections.cluster_mean(W, np.array([0, 0, 1, 1]), 2, weight)
+    np.testing.assert_array_equal(found["a"], [[1], [1], [3], [3]])
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_lies_in_no_ball(bad):
+    for centre in (None, jnp.ones(2)):
+        found = projections.ball(jnp.array([bad, 1.0]), 1.0, centre)
+        assert np.isnan(found).all()

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.networks import augment, erm, projections
+from fedjax_core.networks import augment, erm, graphs, projections, variation
+from fedjax_core.networks.graph import neighbour_sum
 from fedjax_core.networks.validation import diagnose, train_and_validate
 
 RNG = np.random.default_rng(0)
@@ -30,8 +31,12 @@ def test_exercises_of_chapter_1():
     root = np.sqrt(221)
     close(np.linalg.eigvalsh(Q), [15 - root, 15 + root])
     close(np.linalg.eigvalsh(Q), [0.133931, 29.866069], 1e-6)
-    close(np.linalg.norm([1, -2, 3]), np.sqrt(14))
-    close(3 * jnp.array([1, 2, 3]) - 2 * jnp.array([-1, 0, 1]), [5, 6, 7])
+    # As the variation of an edge, and as what a node receives over two.
+    W = np.array([[0.0, 0, 0], [1, -2, 3]])
+    close(variation.gtv(graphs.chain(2), W, variation.l2()), np.sqrt(14))
+    W = np.array([[0.0, 0, 0], [1, 2, 3], [1, 0, -1]])
+    star = graphs.star(3).with_weight(jnp.array([3.0, 2.0]))
+    close(neighbour_sum(star, W)[0], [5, 6, 7])
 
 
 def test_quadratic_form_gradient_and_step():

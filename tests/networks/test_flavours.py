@@ -633,3 +633,9 @@ def test_masks_are_no_lists_of_nodes():
 def test_owners_of_columns_are_ints():
     with pytest.raises(TypeError, match="owner must be ints"):
         vertical.split_columns(np.ones((2, 3)), np.array([0, 0.5, 1]), 2)
+
+
+def test_detectors_refuse_features_that_are_not_finite():
+    X = np.array([[1.0], [np.nan]])
+    with pytest.raises(ValueError, match="X must be finite"):
+        few_shot.one_vs_rest(X, np.array([0, 1]), 2)

@@ -1,14 +1,27 @@
 """The operations on networks against dense matrices, and what `Graph` refuses."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import client_mesh
-from fedjax_core.networks import graph, graphs, variation
+from fedjax_core import client_mesh, robust, weiszfeld
+from fedjax_core.algorithms.networks import personalised
+from fedjax_core.networks import (
+    asynchronous,
+    defences,
+    graph,
+    graphs,
+    norm_ball,
+    oracles,
+    primal_dual,
+    variation,
+)
 from fedjax_core.networks.graph import Graph
-from fedjax_core.networks.network import copies
+from fedjax_core.networks.iterate import block_max_norm, block_norms
+from fedjax_core.networks.network import Operator, aggregate_by, copies, message_sum
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +187,12 @@ def test_float32_by_default():
         ([(0, 1)], np.inf, None, "got inf"),
         ([(0, 1)], [1.0, 2.0], None, "one number or one per edge"),
         ([(0, 1)], 1.0, 0, "num_nodes must be >= 1, got 0"),
+        (
+            [(0, 1), (1, 2)],
+            [1, 1e-320],
+            3,
+            r"0 or at least .* float64, got 1e-320 .* 1",
+        ),
         ([(0, 1, 2)], 1.0, None, r"shape \(E, 2\)"),
     ],
 )
@@ -193,7 +212,7 @@ def test_weights_that_overflow_float32_are_refused():
         ([[0, 1]], "square"),
         ([[0, 1], [2, 0]], "symmetric, got 1 from 0 to 1 and 2 back"),
         ([[1, 0], [0, 0]], "zero diagonal, got 1 for node 0"),
-        ([[0.0, np.nan], [np.nan, 0.0]], "symmetric"),
+        ([[0.0, np.nan], [np.nan, 0.0]], "finite, got nan from 0 to 1"),
         ([[0, -1], [-1, 0]], ">= 0, got -1"),
     ],
 )
@@ -239,3 +258,131 @@ def test_weights_of_another_graph_are_refused():
 def test_rows_of_another_network_are_refused(operation, shape):
     with pytest.raises(ValueError, match="W must have one row per node, 3, got shape"):
         operation(graphs.chain(3), {"a": jnp.ones((3, 2)), "b": jnp.ones(shape)})
+
+
+@pytest.mark.parametrize(
+    ("weight", "n", "dtype", "message"),
+    [
+        ("x", None, float, "weight must be real numbers, got dtype <U1"),
+        (1j, None, float, "weight must be real numbers, got dtype complex128"),
+        (1.0, 3.0, float, "num_nodes must be an int, got 3.0"),
+        (1.0, True, float, "num_nodes must be an int, got True"),
+        (1.0, None, int, "dtype must be a float, got int64"),
+        (1.0, None, complex, "dtype must be a float, got complex128"),
+    ],
+)
+def test_what_is_no_weight_nor_number_of_nodes(weight, n, dtype, message):
+    with pytest.raises(TypeError, match=message):
+        Graph.from_edges([(0, 1)], weight, n, dtype)
+
+
+def test_other_weights_are_cast_before_they_are_looked_at():
+    network = Graph.from_edges([(0, 1), (1, 2)], dtype=jnp.float32)
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="finite and >= 0, got inf for edge 0"):
+            network.with_weight(np.array([1e39, 1]))
+        with pytest.raises(
+            ValueError, match=r"0 or at least .* float32, got 1e-50 .* 1"
+        ):
+            network.with_weight([1, 1e-50])
+    for weight in ([True, False], [2, 0], np.ones(2, np.float32)):
+        changed = network.with_weight(weight)
+        assert changed.weight.dtype == jnp.float32
+        np.testing.assert_array_equal(changed.weight, np.asarray(weight, float))
+    assert network.with_weight(np.ones(2)).weight.dtype == jnp.float64
+    for change in (network.with_weight, jax.jit(network.with_weight)):
+        with pytest.raises(TypeError, match="weight must be real numbers, got"):
+            change(jnp.ones(2, complex))
+    assert jax.jit(network.with_weight)(jnp.arange(2)).weight.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+def test_nothing_passes_an_edge_of_weight_zero(bad):
+    """What 1e200 is squared overflows."""
+    network = Graph.from_edges([(0, 1), (1, 2)], [1.0, 0.0])
+    W = jnp.asarray([[1.0], [3.0], [bad]])
+
+    def penalty(weight, W):
+        return variation.gtv(network.with_weight(weight), W)
+
+    value, (by_weight, by_row) = jax.value_and_grad(penalty, (0, 1))(network.weight, W)
+    assert value == 4
+    np.testing.assert_array_equal(by_row, [[-4], [4], [0]])
+    assert np.isfinite(by_weight).all()
+    arrived = message_sum(network, copies(network, W))
+    np.testing.assert_array_equal(arrived, [[3], [1], [0]])
+
+
+def test_weights_of_zero_keep_their_slope():
+    network = Graph.from_edges([(0, 1), (1, 2)], [1.0, 0.0])
+    W = jnp.asarray([[1.0], [3.0], [8.0]])
+
+    def total(weight):
+        changed = network.with_weight(weight)
+        received = message_sum(changed, copies(changed, W))
+        return variation.gtv(changed, W), received[:, 0]
+
+    by_gtv, by_sum = jax.jacobian(total)(network.weight)
+    np.testing.assert_array_equal(by_gtv, [4, 25])
+    np.testing.assert_array_equal(by_sum, [[3, 0], [1, 8], [0, 3]])
+
+
+ALONE = graphs.erdos_renyi(3, 0.0)
+ROWS = jnp.arange(6.0).reshape(3, 2)
+NO_ROWS = jnp.zeros((0, 2))
+LOSSES = oracles.squared_distance(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: graph.laplacian(ALONE, ROWS), np.zeros((3, 2))),
+        (lambda: graph.neighbour_sum(ALONE, ROWS), np.zeros((3, 2))),
+        (lambda: graph.edge_diff(ALONE, ROWS), NO_ROWS),
+        (lambda: graph.edge_scatter(ALONE, NO_ROWS), np.zeros((3, 2))),
+        (lambda: message_sum(ALONE, copies(ALONE, ROWS)), np.zeros((3, 2))),
+        (
+            lambda: aggregate_by(functools.partial(robust.trim_extremes, b=1))(
+                ALONE, NO_ROWS
+            ),
+            np.zeros((3, 2)),
+        ),
+        (lambda: variation.gtv(ALONE, ROWS), 0),
+        (lambda: variation.gtv(ALONE, ROWS, variation.lp(1.5)), 0),
+        (lambda: variation.gtv(ALONE, {"a": ROWS, "b": ROWS[:, 0]}), 0),
+        (lambda: norm_ball.project(NO_ROWS, jnp.zeros(0), 1), NO_ROWS),
+        (lambda: norm_ball.project(NO_ROWS, jnp.zeros(0), 3), NO_ROWS),
+        (lambda: block_norms(NO_ROWS), np.zeros(0)),
+        (lambda: block_max_norm(NO_ROWS), 0),
+        (lambda: weiszfeld.weiszfeld(NO_ROWS, jnp.zeros(0)), np.zeros(2)),
+        (
+            lambda: weiszfeld.subgradient_residual(NO_ROWS, jnp.zeros(0), ROWS[0]),
+            0,
+        ),
+        (lambda: personalised.objective(ALONE, LOSSES, 1.0, ROWS), 0),
+        (
+            lambda: defences.relax_by_norm(ALONE, 0 * ROWS, NO_ROWS, LOSSES, 1.0),
+            ROWS,
+        ),
+        (
+            lambda: defences.norm_residual(ALONE, ROWS, NO_ROWS, LOSSES, 1.0),
+            np.zeros(3),
+        ),
+        (lambda: primal_dual.solve(LOSSES, ALONE, 0 * ROWS, 1.0).W, ROWS),
+        (
+            lambda: asynchronous.run(
+                Operator(
+                    ALONE,
+                    lambda W, S, t, key: W + S,
+                    emit=lambda W, t, key: NO_ROWS,
+                    by_edge=True,
+                ),
+                asynchronous.synchronous(ALONE, 2),
+                ROWS,
+            )[0],
+            ROWS,
+        ),
+    ],
+)
+def test_a_network_without_edges_is_nodes_on_their_own(call, expected):
+    np.testing.assert_allclose(call(), expected, rtol=1e-5, atol=1e-3)

@@ -213,3 +213,28 @@ def test_labels_that_are_no_classes_are_refused():
     exist = np.array([[True, True], [True, False]])
     counts = graph_learning.label_counts(labels, 3, exist)
     np.testing.assert_array_equal(counts, [[1, 0, 1], [0, 1, 0]])
+
+
+def tight_clusters(spread):
+    rng = np.random.default_rng(0)
+    x = np.eye(2)[np.repeat([0, 1], 10)] + spread * rng.standard_normal((20, 2))
+    return np.linalg.norm(x[:, None] - x[None], axis=-1)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-6])
+def test_tight_clusters_are_told_apart(spread):
+    d = tight_clusters(spread)
+    found = graph_learning.degree_constrained(d, 1)
+    # In units in which the solver's own tolerance of 1e-7 is small.
+    best = exact_optimum(d / spread, 1)
+    np.testing.assert_allclose(found.objective / spread, best, rtol=1e-6)
+    assert found.residual < 1e-9
+
+
+def test_shorter_steps_are_tried_where_degrees_come_out_wrong():
+    d = tight_clusters(1e-3)
+    few = {"steps": 1, "projection_steps": 3}
+    assert graph_learning.degree_constrained(d, 1, **few).residual < 1e-4
+    assert graph_learning.degree_constrained(d, 1, step_size=1e6, **few).residual == 1
+    with pytest.raises(ValueError, match=r"projection_steps must be .* got 1, which"):
+        graph_learning.degree_constrained(d, 1, steps=1, projection_steps=1)

@@ -1,9 +1,11 @@
 """Builders of networks: shapes, frequencies of random ones, choices of neighbours."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import sparse, stats
 
 from fedjax_core.networks import graph, graphs
 
@@ -215,9 +217,88 @@ def test_from_networkx_keeps_order_and_weights():
 
 
 def test_networkx_there_and_back():
-    pytest.importorskip("networkx")
     network = graphs.erdos_renyi(20, 0.3).with_weight(
         jax.random.uniform(jax.random.key(0), graphs.erdos_renyi(20, 0.3).weight.shape)
     )
     again = graphs.from_networkx(graphs.to_networkx(network))
     np.testing.assert_allclose(again.dense(), network.dense())
+
+
+def test_networkx_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(ImportError, match=r"fedjax_core\[networkx\]"):
+        graphs.to_networkx(graphs.chain(2))
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok", "bsr", "dia"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, bool])
+def test_from_scipy_equals_from_dense(kind, dtype):
+    rng = np.random.default_rng(0)
+    A = np.triu(rng.integers(1, 5, (9, 9)) * (rng.random((9, 9)) < 0.4), 1).astype(
+        dtype
+    )
+    A = A + A.T
+    matrix = sparse.csr_array(A).asformat(kind)
+    before = matrix.copy()
+    network, expected = graphs.from_scipy(matrix), graph.Graph.from_dense(A)
+    for name in ("head", "tail", "weight", "num_nodes"):
+        np.testing.assert_array_equal(getattr(network, name), getattr(expected, name))
+    assert (matrix != before).nnz == 0
+
+
+def test_from_scipy_adds_up_entries_and_drops_zeros():
+    matrix = sparse.coo_matrix(
+        ([1.0, 2.0, 3.0, 0.0, 0.0], ([0, 0, 1, 1, 2], [1, 1, 0, 2, 2])), (4, 4)
+    )
+    network = graphs.from_scipy(matrix)
+    assert (network.num_nodes, pairs(network)) == (4, {(0, 1)})
+    assert network.weight.tolist() == [3.0]
+    assert matrix.nnz == 5
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ([[0.0, 1.0]], "square, got shape"),
+        ([[0, 1], [2, 0]], "symmetric, got 1 from 0 to 1 and 2 back"),
+        ([[0, 1], [0, 0]], "symmetric, got 1 from 0 to 1 and 0 back"),
+        ([[1, 0], [0, 0]], "zero on the diagonal, got 1 from 0 to 0"),
+        ([[0.0, np.nan], [np.nan, 0.0]], "finite, got nan from 0 to 1"),
+        ([[0, -1], [-1, 0]], ">= 0, got -1"),
+    ],
+)
+def test_bad_sparse_matrices(matrix, message):
+    with pytest.raises(ValueError, match=message):
+        graphs.from_scipy(sparse.csr_array(matrix))
+
+
+def test_only_real_sparse_matrices_are_taken():
+    with pytest.raises(TypeError, match=r"must be of scipy\.sparse, got ndarray"):
+        graphs.from_scipy(np.zeros((2, 2)))
+    with pytest.raises(TypeError, match="must be real numbers, got dtype complex128"):
+        graphs.from_scipy(sparse.csr_array([[0, 1j], [1j, 0]]))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda seed: graphs.erdos_renyi(4, 0.5, seed),
+        lambda seed: graphs.stochastic_block([2, 2], 0.5, 0.5, seed),
+        lambda seed: graphs.k_random_neighbours(4, 2, seed),
+        lambda seed: graphs.ranked_choices([1.0, 2.0, 3.0], 2, 1, seed),
+    ],
+)
+def test_bad_seeds_are_refused(build):
+    with pytest.raises(ValueError, match="seed must be >= 0"):
+        build(-1)
+    with pytest.raises(TypeError, match=r"seed must be an int, got 1\.5"):
+        build(1.5)
+
+
+def test_choices_of_another_shape_are_refused():
+    with pytest.raises(
+        ValueError, match=r"choices must have shape \(n, k\), got \(2,\)"
+    ):
+        graphs.from_choices([1, 0])
+    with pytest.raises(TypeError, match="must be ints"):
+        graphs.from_choices([[1.0], [0.0]])

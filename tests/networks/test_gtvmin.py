@@ -14,6 +14,7 @@ from fedjax_core.networks import (
     gtvmin_bounds,
     least_norm,
     oracles,
+    projections,
 )
 from fedjax_core.networks.graph import Graph, edge_scatter
 from fedjax_core.networks.spectrum import components, eigenvalues, extremes
@@ -264,11 +265,18 @@ def test_deviation_bound_counts_existing_rows_only():
 
 
 def test_error_splits_into_average_and_deviation():
-    """T-M6."""
-    W, truth = RNG.normal(size=(7, 3)), RNG.normal(size=3)
-    mean = W.mean(0)
-    whole = 7 * ((mean - truth) ** 2).sum() + ((W - mean) ** 2).sum()
-    close(((W - truth) ** 2).sum(), whole)
+    """T-M6, of solutions of GTVMin and in the limit of consensus."""
+    graph, truth = complete(6), RNG.normal(size=2)
+    Q, q, _ = local_data()
+    limit = gtvmin.consensus_limit(graph, Q, q)
+    for W in (gtvmin.closed_form(graph, Q, q, 0.3), limit):
+        mean, rest = projections.consensus(W), projections.deviation(W)
+        error = ((W - truth[None]) ** 2).sum()
+        average = np.asarray(W).mean(0)
+        close(((mean - truth[None]) ** 2).sum(), 6 * ((average - truth) ** 2).sum())
+        close(error, ((mean - truth[None]) ** 2).sum() + (rest**2).sum())
+        assert ((rest**2).sum() > 1e-3) == (W is not limit)
+    close(projections.deviation(limit), np.zeros((6, 2)))
 
 
 def test_averaging():

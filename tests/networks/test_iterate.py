@@ -17,6 +17,7 @@ from fedjax_core.networks.iterate import (
 )
 
 HALF: Any = 0.5
+TWO: Any = 2.0
 
 
 def halve(w, t, key):
@@ -115,7 +116,18 @@ def test_block_norms_go_over_all_leaves_of_a_node():
     ("call", "error", "words"),
     [
         (lambda: iterate(halve, jnp.ones(1), -1), ValueError, "rounds"),
-        (lambda: iterate(halve, jnp.ones(1), HALF), TypeError, "float"),
+        (
+            lambda: iterate(halve, jnp.ones(1), HALF),
+            TypeError,
+            "rounds must be an int, got 0.5",
+        ),
+        (lambda: iterate(halve, jnp.ones(1), TWO), TypeError, "rounds must be an int"),
+        (lambda: iterate(halve, jnp.ones(1), True), TypeError, "rounds must be an int"),
+        (
+            lambda: iterate_until(halve, jnp.ones(1), small_change(1), TWO),
+            TypeError,
+            "max_rounds must be an int, got 2.0",
+        ),
         (lambda: iterate(halve, jnp.ones(1), 3, every=2), ValueError, "every=2"),
         (lambda: iterate(halve, jnp.ones(1), 3, every=0), ValueError, "every"),
         (

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fedjax_core import robust
 from fedjax_core.algorithms.networks import fedavg, fedgd, fedrelax
 from fedjax_core.networks import network
 from fedjax_core.networks.graph import Graph, neighbour_sum
 from fedjax_core.networks.oracles import quadratic
+from fedjax_core.networks.resilience import without_nodes
 
 
 def random_network(seed, n=40, d=3, hub=False, dtype=np.float32):
@@ -188,3 +190,26 @@ def test_nodes_sharded_over_eight_devices():
     for a, b in zip(got, expected, strict=True):
         assert len(a.sharding.device_set) == 8
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_arrays_of_numpy_are_parameters_too():
+    graph, Q, q = random_network(0)
+    W = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    copies = network.copies(graph, W)
+    got = network.message_sum(graph, np.asarray(copies))
+    np.testing.assert_allclose(got, neighbour_sum(graph, W), rtol=1e-4, atol=1e-5)
+    by_rule = network.aggregate_by(robust.average)(graph, np.asarray(copies))
+    np.testing.assert_allclose(by_rule, got, rtol=1e-4, atol=1e-5)
+    operator = fedgd.make(graph, quadratic(Q, q), alpha=0.1, eta=0.02)
+    network.step(operator, network.relay)(W, 0)
+
+
+def test_a_failed_node_that_diverges_infects_nobody():
+    graph, Q, q = random_network(1)
+    alive = jnp.arange(40) != 7
+    operator = fedgd.make(
+        without_nodes(graph, alive), quadratic(Q, q), alpha=0.1, eta=0.02
+    )
+    W = jnp.zeros((40, 3)).at[7].set(jnp.nan)
+    found, _ = network.run(operator, W, 5, channel=network.relay)
+    np.testing.assert_array_equal(np.isfinite(found).all(1), alive)

@@ -216,3 +216,10 @@ def test_whole_numbers_are_numbers():
     start: Any = np.zeros((3, 1), int)
     found = primal_dual.solve(oracles.squared_distance(a), graph, start, 1.0)
     close(found.W[:, 0], [0.25, 0.25, 2.5], 1e-3)
+
+
+def test_float32_data_where_float64_is_the_default():
+    points = jnp.asarray([[0.0], [1.0], [5.0]], jnp.float32)
+    result = primal_dual.convex_clustering(graph64([(0, 1), (1, 2)]), points, 0.1)
+    assert result.W.dtype == result.gap.dtype == jnp.float32
+    close(result.W, [[0.05], [1.0], [4.95]], 1e-3)

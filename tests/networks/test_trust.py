@@ -410,3 +410,165 @@ def test_labels_of_all_nodes_count_at_large_alpha_in_float32():
     for alpha in (1e4, 1e6, 1e9):
         moved = label_change(graphs.chain(10), alpha, X, change)
         np.testing.assert_allclose(moved, 1, rtol=1e-5)
+
+
+# Nodes with different numbers of rows: what is not there holds NaN.
+
+
+def ragged_setting():
+    X, y, T, u = (np.array(a) for a in guesses_setting())
+    rows = np.arange(M) < np.array([5, 2, 3, 5, 4, 2])[:, None]
+    tests = np.arange(7) < np.array([7, 1, 3, 2, 7, 5])[:, None]
+    for known, there in ((X, rows), (y, rows), (T, tests), (u, tests)):
+        known[~there] = np.nan
+    return X, y, rows, T, u, tests
+
+
+def by_node(function, rows, *arrays):
+    return np.array(
+        [function(i, *(a[i][rows[i]] for a in arrays)) for i in range(len(rows))]
+    )
+
+
+def test_changes_and_bounds_on_ragged_nodes():
+    X, e, rows, *_ = ragged_setting()
+    alpha, truth = 0.6, np.array([1.0, -2.0])
+    graph = on(jnp.asarray(np.random.default_rng(10).uniform(0.5, 2, len(EDGES))))
+    Q = by_node(lambda i, x: x.T @ x / len(x), rows, X)
+    pull = by_node(lambda i, x, e: x.T @ e / len(x), rows, X, e)
+    L = np.asarray(laplacian(graph, jnp.eye(N)))
+    system = alpha * np.kron(L, np.eye(D))
+    for i in range(N):
+        system[i * D : (i + 1) * D, i * D : (i + 1) * D] += Q[i]
+    moved = np.linalg.solve(system, pull.ravel()).reshape(N, D)
+    np.testing.assert_allclose(
+        label_change(graph, alpha, X, e, rows), moved, rtol=1e-9, atol=1e-12
+    )
+
+    energy = by_node(lambda i, e: (e**2).sum(), rows, e).sum()
+    scaled = by_node(lambda i, e: (e**2).mean(), rows, e).sum()
+    largest = np.linalg.eigvalsh(Q)[:, -1].max()
+    smallest = np.linalg.eigvalsh(system)[0]
+    bounds = sensitivity_bounds(graph, jnp.asarray(Q), alpha, e, smallest, rows)
+    assert bounds.spectral is not None
+    np.testing.assert_allclose(bounds.spectral, largest * scaled / smallest**2)
+    np.testing.assert_allclose(bounds.printed / bounds.scaled, energy / scaled)
+    assert (moved**2).sum() <= bounds.spectral <= bounds.scaled
+
+    # With labels X w + e the solution is w away from what e alone would give.
+    W = truth + moved
+    np.testing.assert_allclose(
+        average_error(X, e, jnp.asarray(W), rows), moved.mean(0), rtol=1e-9
+    )
+    lam2 = np.linalg.eigvalsh(L)[1]
+    common = np.linalg.eigvalsh(Q.mean(0))[0]
+    deviation, average = estimation_bounds(graph, jnp.asarray(Q), alpha, e, rows)
+    np.testing.assert_allclose(deviation, scaled / (lam2 * alpha), rtol=1e-9)
+    spread = 2 * (largest * scaled + largest**2 * deviation)
+    np.testing.assert_allclose(average, spread / (N * common**2), rtol=1e-9)
+
+
+def test_oversight_on_ragged_nodes():
+    X, y, rows, *_ = ragged_setting()
+    W = np.random.default_rng(11).normal(size=(N, D))
+    data = jnp.asarray(W), jnp.asarray(X), jnp.asarray(y)
+    expected = by_node(lambda i, x, y: np.mean((y - x @ W[i]) ** 2), rows, X, y)
+    np.testing.assert_allclose(validation_error(*data, rows), expected, rtol=1e-9)
+    expected = by_node(lambda i, x, y: np.var(y - x @ W[i], ddof=1), rows, X, y)
+    np.testing.assert_allclose(residual_variance(*data, rows), expected, rtol=1e-9)
+    few = np.arange(M) < np.array([0, 1, 2, 2, 2, 2])[:, None]
+    np.testing.assert_array_equal(np.isnan(validation_error(*data, few))[:3], [1, 0, 0])
+    np.testing.assert_array_equal(
+        np.isnan(residual_variance(*data, few))[:3], [1, 1, 0]
+    )
+    slope = jax.grad(lambda W: validation_error(W, *data[1:], rows).sum())(data[0])
+    assert np.isfinite(slope).all()
+
+
+def test_explainability_on_ragged_nodes():
+    X, y, rows, T, u, tests = ragged_setting()
+    W, rho = np.random.default_rng(12).normal(size=(N, D)), 0.3
+    T, u = jnp.asarray(T), jnp.asarray(u)
+    far = by_node(lambda i, t, u: np.mean((u - t @ W[i]) ** 2), tests, T, u)
+    got = explainability(jnp.asarray(W), T, u, tests)
+    np.testing.assert_allclose(got, far, rtol=1e-9)
+    loss = by_node(lambda i, x, y: np.mean((y - x @ W[i]) ** 2), rows, X, y) + rho * far
+    local = least_squares_statistics(X, y, rows)
+    value = quadratic(*explain(local, T, u, rho, tests)).value(jnp.asarray(W))
+    np.testing.assert_allclose(value, loss, rtol=1e-9)
+    a, b, weight = augment_by_guesses(
+        jnp.asarray(X), jnp.asarray(y), T, u, rho, rows, tests
+    )
+    errors = (b - np.einsum("nmd,nd->nm", a, W)) ** 2
+    np.testing.assert_allclose((weight * errors).sum(1), loss, rtol=1e-9)
+    # A node without test points keeps its loss.
+    none = tests & (np.arange(N) > 0)[:, None]
+    Q, _, _ = explain(local, T, u, rho, none)
+    np.testing.assert_array_equal(Q[0], local.Q[0])
+    assert np.isnan(explainability(jnp.asarray(W), T, u, none)[0])
+
+
+def test_only_rows_that_exist_must_hold_an_attribute():
+    X, y = np.ones((2, 3, 2)), np.ones((2, 3))
+    rows = np.array([[True, True, True], [True, True, False]])
+    X[~rows] = 0
+    a, _ = add_flipped(X, y, 1, rows)
+    np.testing.assert_array_equal(a[:, 3:, 1], -X[..., 1])
+    with pytest.raises(ValueError, match="column 1 must hold -1 and 1"):
+        add_flipped(X, y, 1)
+
+
+def test_copies_of_numpy_ints_are_floats():
+    X, y = np.array([[1, 2], [-1, 3]]), np.array([1, 2])
+    a, _ = replace_by_shifted(X, y, 0, 0.5)
+    np.testing.assert_array_equal(a[:, 0], [1.5, -0.5, 0.5, -1.5])
+    a, b = add_flipped(X, y, 0)
+    np.testing.assert_array_equal(a, [[1, 2], [-1, 3], [-1, 2], [1, 3]])
+    np.testing.assert_array_equal(b, [1, 2, 1, 2])
+
+
+def test_guesses_next_to_labels_that_are_ints_weigh_something():
+    X, _, T, u = guesses_setting()
+    *_, weight = augment_by_guesses(X, jnp.ones((N, M), int), T, u, 2.0)
+    np.testing.assert_allclose(weight[0], [1 / M] * M + [2 / 7] * 7)
+
+
+def test_columns_of_labels_are_not_broadcast():
+    X, y, T, u = guesses_setting()
+    W, e, g = jnp.ones((N, D)), y[:, :1], u[:, :1]
+    for words, call in (
+        ("X and change must have shapes", lambda: label_change(GRAPH, 1.0, X, e)),
+        ("X and noise must have shapes", lambda: average_error(X, e, W)),
+        ("change must have shape", lambda: sensitivity_bounds(GRAPH, X, 1.0, y[1:])),
+        ("W, X and y must have shapes", lambda: validation_error(W, X, e)),
+        ("W, X and y must have shapes", lambda: residual_variance(W[:1], X, y)),
+        ("guesses must have the shape of T", lambda: explainability(W, T, g)),
+        ("y must have the shape of X", lambda: augment_by_guesses(X, e, T, u, 1.0)),
+        ("y must have the shape of X", lambda: replace_by_shifted(X, e, 0, 1.0)),
+        ("y must have the shape of X", lambda: add_flipped(X, e, 0)),
+        (
+            "mask must be bool of shape",
+            lambda: label_change(GRAPH, 1.0, X, y, np.arange(N)),
+        ),
+        (
+            "test_mask must be bool of shape",
+            lambda: augment_by_guesses(X, y, T, u, 1.0, test_mask=np.arange(N)),
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_the_log_of_a_run_that_diverges_is_json():
+    W = jnp.zeros((2, N, D))
+    errors = np.ones((2, N))
+    errors[1, :2] = np.nan, np.inf
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    _, line = log_lines(W, {}, graph=GRAPH, errors=errors)
+    found = json.loads(line, parse_constant=refuse)["validation_error"]
+    assert found == [None, None, 1.0, 1.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match="config must be fit for JSON"):
+        log_lines(W, {"eta": np.nan}, graph=GRAPH)

@@ -159,3 +159,11 @@ def test_bad_strengths():
                 build(a)
     with pytest.raises(ValueError, match="at least one"):
         variation.weighted_sum()
+
+
+def test_weights_do_not_widen_the_variation():
+    network = graphs.chain(3)
+    assert network.weight.dtype == jnp.float64
+    W = jnp.ones((3, 2), jnp.float32)
+    assert variation.gtv(network, W).dtype == jnp.float32
+    assert variation.gtv(network, W, variation.l2()).dtype == jnp.float32

@@ -1,0 +1,217 @@
+r"""Local data for networks of devices, drawn from known linear models or two classes.
+
+Node i of a graph holds rows of its own linear model, or a vector of one of two classes:
+
+- `network_linear`: linear regression on a given graph, one model or one per node.
+- `clustered_linear`: the same with the graph, dense inside clusters that share a model.
+- `two_class_means`: vectors of mean -1 or 1, whose nodes are to find their own kind.
+
+Arrays are padded to the largest node, with a mask, as
+`oracles.least_squares_statistics` takes them. All that is random comes from the key.
+
+Client key: the node's number.
+
+Licence: none needed, the data is generated.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", arXiv:2505.19183, (59) and (164),
+  Section 6.2 and Exercise 7.1.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from fedjax_core.networks import graphs
+from fedjax_core.networks.erm import linear_data
+from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.oracles import as_float, check_finite
+from fedjax_core.types import Key
+
+
+class LinearNodes(NamedTuple):
+    """Linear regression at all nodes, n of them with up to m rows.
+
+    Attributes:
+      X: ``[n, m, d]`` features.
+      y: ``[n, m]`` labels.
+      mask: ``[n, m]`` bool, the rows that exist; X and y are 0 elsewhere.
+      w_true: ``[n, d]``, the parameters they were drawn with.
+    """
+
+    X: jax.Array
+    y: jax.Array
+    mask: jax.Array
+    w_true: jax.Array
+
+
+class LinearClusters(NamedTuple):
+    """What `clustered_linear` draws.
+
+    Attributes:
+      graph: the network.
+      cluster: ``[n]`` int64, of every node.
+      data: of the nodes.
+    """
+
+    graph: Graph
+    cluster: np.ndarray
+    data: LinearNodes
+
+
+class TwoClasses(NamedTuple):
+    """What `two_class_means` draws.
+
+    Attributes:
+      label: ``[n]``, -1 or 1.
+      x: ``[n, m]``, the vectors.
+      mask: ``[n, m]`` bool, the entries that exist; x is 0 elsewhere.
+      means: ``[n]``, the mean of every node's entries.
+    """
+
+    label: jax.Array
+    x: jax.Array
+    mask: jax.Array
+    means: jax.Array
+
+
+def network_linear(
+    key: Key,
+    graph: Graph,
+    m: ArrayLike | Sequence[int],
+    w_true: ArrayLike,
+    noise_std: float | jax.Array = 0.0,
+    noise: ArrayLike | None = None,
+) -> LinearNodes:
+    r"""Draws a linear model at every node of a network.
+
+    .. math::
+
+      x \sim \mathcal{N}(0, I_d), \qquad y = \bar w_i^\top x + e, \qquad
+      e \sim \mathcal{N}(0, \mathrm{noise\_std}^2) .
+
+    Args:
+      key: of the draw.
+      graph: the network.
+      m: rows of a node, >= 1: one int or ``[n]``.
+      w_true: ``[d]`` for all nodes, or ``[n, d]``.
+      noise_std: >= 0.
+      noise: ``[n, m]`` for the largest m, added to the labels: with noise_std 0 all of
+        the noise.
+
+    Returns:
+      Arrays of the dtype of w_true.
+
+    Raises:
+      ValueError: m < 1, noise_std < 0, another shape, or a value that is not finite.
+      TypeError: m not ints.
+
+    References:
+      Jung, (59) and (164).
+    """
+    n = graph.num_nodes
+    mask = _rows(m, n)
+    W = as_float(w_true)
+    if not (W.ndim and W.size) or W.shape[:-1] not in ((), (n,)):
+        raise ValueError(f"w_true must have shape (d,) or ({n}, d), got {W.shape}.")
+    check_finite(w_true=W)
+    W = jnp.broadcast_to(W[None] if W.ndim == 1 else W, (n, W.shape[-1]))
+    most = mask.shape[1]
+    X, y = jax.vmap(lambda key, w: linear_data(key, most, w, noise_std))(
+        jax.random.split(key, n), W
+    )
+    if noise is not None:
+        noise = jnp.asarray(noise, W.dtype)
+        if noise.shape != y.shape:
+            raise ValueError(f"noise must have shape {y.shape}, got {noise.shape}.")
+        noise = jnp.where(mask, noise, 0)
+        check_finite(noise=noise)
+        y = y + noise
+    X, y = jnp.where(mask[..., None], X, 0), jnp.where(mask, y, 0)
+    return LinearNodes(X, y, mask, W)
+
+
+def clustered_linear(
+    key: Key,
+    sizes: Sequence[int],
+    p_in: float,
+    p_out: float,
+    m: ArrayLike | Sequence[int],
+    w_true: ArrayLike,
+    noise_std: float | jax.Array = 0.0,
+) -> LinearClusters:
+    """Draws clusters, dense inside and loosely tied, whose nodes share a linear model.
+
+    The graph is drawn on the host, so not under `jax.jit` or `jax.vmap`; for many draws
+    on one graph call `network_linear` with ``w_true[cluster]``.
+
+    Args:
+      key: of the graph and the data.
+      sizes: of the clusters, >= 1; their nodes follow one another.
+      p_in: probability of an edge between two nodes of a cluster.
+      p_out: probability of an edge between two nodes of different clusters.
+      m: rows of a node, >= 1: one int or ``[n]``.
+      w_true: ``[C, d]``, the parameters of every cluster.
+      noise_std: >= 0.
+
+    Raises:
+      ValueError: as `graphs.stochastic_block` and `network_linear`, or w_true is not
+        one row per cluster.
+      TypeError: sizes or m not ints.
+
+    References:
+      Jung, (146), for the structure; the probabilities are ours.
+    """
+    cluster = graphs.block_labels(sizes)
+    W = as_float(w_true)
+    if W.ndim != 2 or len(W) != len(sizes):
+        raise ValueError(f"w_true must have shape ({len(sizes)}, d), got {W.shape}.")
+    graph_key, data_key = jax.random.split(key)
+    seed = int(jax.random.bits(graph_key, dtype=jnp.uint32))
+    graph = graphs.stochastic_block(sizes, p_in, p_out, seed)
+    data = network_linear(data_key, graph, m, W[cluster], noise_std)
+    return LinearClusters(graph, cluster, data)
+
+
+def two_class_means(
+    key: Key, m: ArrayLike | Sequence[int], sizes: Sequence[int] = (50, 50)
+) -> TwoClasses:
+    r"""Draws a vector :math:`\mathcal{N}(c_i \mathbf{1}, I)` for nodes of two classes.
+
+    The means tell the classes apart, the better the longer the vectors;
+    `graphs.ranked_choices` joins nodes by them.
+
+    Args:
+      key: of the draw.
+      m: length of a node's vector, >= 1: one int or ``[n]``.
+      sizes: how many nodes have c_i = -1, the first ones, and c_i = 1.
+
+    Raises:
+      ValueError: m < 1 or of another shape, or not two sizes >= 1.
+      TypeError: m or sizes not ints.
+
+    References:
+      Jung, Exercise 7.1; that the classes are equally large is our reading.
+    """
+    if len(sizes) != 2:
+        raise ValueError(f"sizes must be two, got {sizes!r}.")
+    label = 2.0 * jnp.asarray(graphs.block_labels(sizes)) - 1
+    mask = _rows(m, len(label))
+    x = label[:, None] + jax.random.normal(key, mask.shape, label.dtype)
+    x = jnp.where(mask, x, 0)
+    return TwoClasses(label, x, mask, x.sum(1) / mask.sum(1))
+
+
+def _rows(m: ArrayLike | Sequence[int], n: int) -> jax.Array:
+    """Which of the rows of the largest node every node has, ``[n, max m]`` bool."""
+    rows = np.asarray(m)
+    if rows.dtype.kind not in "iu":
+        raise TypeError(f"m must be ints, got {m!r}.")
+    if rows.shape not in ((), (n,)) or (rows < 1).any():
+        raise ValueError(f"m must be one int >= 1 or one per node, [{n}], got {m!r}.")
+    rows = np.broadcast_to(rows, n)
+    return jnp.asarray(np.arange(rows.max()) < rows[:, None])

@@ -1,0 +1,187 @@
+"""Generated networks of data follow the models they name.
+
+Keys are fixed. Each statistical check would fail for 1 key in 10,000 (`RARE`) if the
+code is right.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_core.datasets import networks
+from fedjax_core.networks import graphs, gtvmin, oracles
+
+RARE = 1e-4
+KEY = jax.random.key(0)
+W_TRUE = np.array([[1.0, -2.0], [0.0, 3.0], [4.0, 0.5]])
+
+
+def assert_standard_normal(values):
+    assert stats.kstest(np.ravel(values), "norm").pvalue > RARE
+
+
+def assert_variance(values, variance):
+    """`values`, normal of mean 0, have this variance."""
+    tail = stats.chi2.cdf(np.sum(np.square(values)) / variance, np.size(values))
+    assert RARE / 2 < tail < 1 - RARE / 2
+
+
+def assert_uncorrelated(a, b):
+    """Independent normal values, many enough for the correlation to be normal."""
+    z = np.corrcoef(a, b)[0, 1] * np.sqrt(len(a))
+    assert 2 * stats.norm.sf(abs(z)) > RARE
+
+
+def same(a, b):
+    return all(
+        np.array_equal(x, y)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def test_network_linear_has_the_moments_of_the_model():
+    data = networks.network_linear(KEY, graphs.chain(3), 2000, W_TRUE, 0.5)
+    assert data.X.shape == (3, 2000, 2)
+    assert data.y.shape == data.mask.shape == (3, 2000)
+    assert data.mask.all()
+    np.testing.assert_array_equal(data.w_true, W_TRUE.astype(np.float32))
+    noise = data.y - np.einsum("nmd,nd->nm", data.X, W_TRUE)
+    for x, e in zip(data.X, noise, strict=True):
+        assert_standard_normal(x)
+        assert_standard_normal(e / 0.5)
+        assert_variance(e, 0.25)
+        assert_uncorrelated(x[:, 0], e)
+    for other in (1, 2):
+        for values in (data.X[..., 0], noise):
+            assert_uncorrelated(values[0], values[other])
+
+
+def test_networks_are_reproducible_and_map_over_keys():
+    graph = graphs.chain(3)
+    data = networks.network_linear(KEY, graph, 4, W_TRUE, 0.5)
+    assert same(data, networks.network_linear(KEY, graph, 4, W_TRUE, 0.5))
+    other = jax.random.key(1)
+    assert not same(data, networks.network_linear(other, graph, 4, W_TRUE, 0.5))
+    many = jax.jit(
+        jax.vmap(lambda key: networks.network_linear(key, graph, 4, W_TRUE, 0.5))
+    )(jnp.stack([KEY, other]))
+    np.testing.assert_allclose(many.y[0], data.y, rtol=1e-5)
+
+
+def test_common_parameters_ragged_nodes_and_given_noise():
+    graph = graphs.star(3)
+    noise = np.array([[1.0, np.nan, np.nan], [2.0, 3.0, np.nan], [4.0, 5.0, 6.0]])
+    with jax.enable_x64(True):
+        data = networks.network_linear(KEY, graph, [1, 2, 3], W_TRUE[0], noise=noise)
+        assert data.X.dtype == data.y.dtype == np.float64
+        np.testing.assert_array_equal(data.mask, ~np.isnan(noise))
+        np.testing.assert_array_equal(data.w_true, W_TRUE[[0, 0, 0]])
+        error = data.y - data.X @ W_TRUE[0]
+        np.testing.assert_allclose(error, np.nan_to_num(noise), atol=1e-12)
+        assert not data.X[~data.mask].any()
+        # Noise that is drawn and noise that is given add up.
+        both = networks.network_linear(KEY, graph, 3, W_TRUE[0], 0.5, np.ones((3, 3)))
+        drawn = networks.network_linear(KEY, graph, 3, W_TRUE[0], 0.5)
+        np.testing.assert_allclose(both.y, drawn.y + 1, atol=1e-12)
+        # Without noise GTVMin finds the model, whatever alpha.
+        exact = networks.network_linear(KEY, graph, [2, 4, 3], W_TRUE[0])
+        Q, q, _ = oracles.least_squares_statistics(exact.X, exact.y, exact.mask)
+        W = gtvmin.closed_form(graph, Q, q, 2.0)
+        np.testing.assert_allclose(W, exact.w_true, rtol=1e-9)
+
+
+def test_clustered_linear_is_dense_inside_and_one_model_per_cluster():
+    sizes = (40, 60)
+    found = networks.clustered_linear(KEY, sizes, 0.5, 0.05, 30, W_TRUE[:2], 0.5)
+    np.testing.assert_array_equal(found.cluster, np.repeat([0, 1], sizes))
+    np.testing.assert_array_equal(
+        found.data.w_true, W_TRUE[found.cluster].astype(np.float32)
+    )
+    noise = found.data.y - np.einsum("nmd,nd->nm", found.data.X, found.data.w_true)
+    assert_variance(noise, 0.25)
+    ends = found.cluster[np.stack([found.graph.head, found.graph.tail])]
+    inside = int((ends[0] == ends[1]).sum())
+    pairs = 40 * 39 // 2 + 60 * 59 // 2
+    for drawn, of, p in (
+        (inside, pairs, 0.5),
+        (found.graph.num_edges - inside, 40 * 60, 0.05),
+    ):
+        assert stats.binomtest(drawn, of, p).pvalue > RARE
+    # The key decides the graph too.
+    again, other = (
+        networks.clustered_linear(jax.random.key(k), sizes, 0.5, 0.05, 30, W_TRUE[:2])
+        for k in (0, 1)
+    )
+    assert same(again.graph, found.graph)
+    assert (
+        np.shape(other.graph.head) != np.shape(found.graph.head)
+        or (other.graph.head != found.graph.head).any()
+    )
+
+
+def test_two_class_means_are_normal_around_their_class():
+    m = np.repeat([4, 16], 500)
+    found = networks.two_class_means(KEY, m, (300, 700))
+    label = np.repeat([-1.0, 1.0], [300, 700])
+    np.testing.assert_array_equal(found.label, label)
+    assert found.x.shape == found.mask.shape == (1000, 16)
+    np.testing.assert_array_equal(found.mask.sum(1), m)
+    assert not found.x[~found.mask].any()
+    assert_standard_normal((found.x - label[:, None])[np.asarray(found.mask)])
+    assert_standard_normal((found.means - label) * np.sqrt(m))
+    np.testing.assert_allclose(found.means[:500], found.x[:500, :4].mean(1), rtol=1e-4)
+    assert same(found, networks.two_class_means(KEY, m, (300, 700)))
+    assert not same(found.x, networks.two_class_means(jax.random.key(1), m, (300, 700)))
+
+
+def test_exercise_7_1_on_drawn_classes():
+    """Of all nodes 0.12 get a wrong neighbour for m = 5, and 0.050 for m = 50."""
+    for m, expected, rounding in ((5, 0.12, 0.005), (50, 0.05, 0.0005)):
+        wrong = []
+        for seed in range(200):
+            found = networks.two_class_means(jax.random.key(seed), m)
+            label = np.asarray(found.label)
+            choices = graphs.ranked_choices(found.means, seed=seed)
+            wrong.append((label[choices] != label[:, None]).any(1).mean())
+        # 3.9 standard errors, and the rounding of what is expected.
+        error = 3.9 * np.std(wrong, ddof=1) / np.sqrt(len(wrong)) + rounding
+        assert abs(np.mean(wrong) - expected) < error
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda g: (g, 0, W_TRUE[0]), ValueError, "m must be one int >= 1"),
+        (lambda g: (g, [1, 2], W_TRUE[0]), ValueError, r"one per node, \[3\]"),
+        (lambda g: (g, 1.5, W_TRUE[0]), TypeError, "m must be ints, got 1.5"),
+        (lambda g: (g, True, W_TRUE[0]), TypeError, "m must be ints"),
+        (lambda g: (g, 2, W_TRUE[:2]), ValueError, r"w_true must have shape \(d,\)"),
+        (lambda g: (g, 2, 1.0), ValueError, "w_true must have shape"),
+        (lambda g: (g, 2, np.array([np.nan, 1])), ValueError, "w_true must be finite"),
+        (lambda g: (g, 2, W_TRUE, -1.0), ValueError, "noise_std must be >= 0"),
+        (lambda g: (g, 2, W_TRUE, 0.0, np.ones(3)), ValueError, "noise must have"),
+        (
+            lambda g: (g, 1, W_TRUE, 0.0, np.full((3, 1), np.inf)),
+            ValueError,
+            "noise must be finite",
+        ),
+    ],
+)
+def test_bad_arguments_of_network_linear(call, error, match):
+    with pytest.raises(error, match=match):
+        networks.network_linear(KEY, *call(graphs.chain(3)))
+
+
+def test_bad_arguments_of_clusters_and_classes():
+    for w in (W_TRUE, W_TRUE[0]):
+        with pytest.raises(ValueError, match=r"w_true must have shape \(2, d\)"):
+            networks.clustered_linear(KEY, (3, 3), 0.5, 0.1, 2, w)
+    with pytest.raises(ValueError, match="p_in"):
+        networks.clustered_linear(KEY, (3, 3), 1.5, 0.1, 2, W_TRUE[:2])
+    for sizes in ((3,), (1, 1, 1)):
+        with pytest.raises(ValueError, match="sizes must be two"):
+            networks.two_class_means(KEY, 2, sizes)
+    with pytest.raises(ValueError, match="m must be one int >= 1"):
+        networks.two_class_means(KEY, 0)
