@@ -239,7 +239,7 @@ def attack_success(
 
 def _add(name: str, value: Any, x: jax.Array, attacked: jax.Array) -> jax.Array:
     hit, value = _widen(attacked, x), _cast(name, value, x)
-    ints = not jnp.issubdtype(x.dtype, jnp.inexact)
+    ints = jnp.issubdtype(x.dtype, jnp.integer)
     if ints and is_known(x, value, attacked):
         total = np.asarray(x, np.int64) + np.asarray(value, np.int64)
         low, high = jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max

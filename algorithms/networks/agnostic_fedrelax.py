@@ -16,7 +16,6 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Alg. 12, Exercise 5.3.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -30,8 +29,8 @@ from fedjax_core.networks.descent import by_row
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.least_norm import (
     inverse_of_sum,
-    is_known,
     least_norm_solve,
+    wide_if_known,
 )
 from fedjax_core.networks.network import Operator, keep_rows, message_sum
 from fedjax_core.networks.oracles import as_float
@@ -243,10 +242,8 @@ def make_linear(
         )
     shared = test.ndim == 2  # the same predictions go to all neighbours
     sets = _test_sets(graph, test, d)
-    known = is_known(graph.weight, Q, q, test, alpha)
     # A large alpha cancels in here, with all digits, instead of in the rounds.
-    with jax.enable_x64(True) if known else contextlib.nullcontext():
-        wide = jnp.float64 if known else q.dtype
+    with wide_if_known(graph.weight, Q, q, test, alpha) as wide:
         T, pull = test.astype(wide), jnp.broadcast_to(jnp.asarray(alpha, wide), (n,))
         pull /= test.shape[-2]
         if shared:

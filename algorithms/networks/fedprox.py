@@ -20,7 +20,10 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedavg import subset
-from fedjax_core.networks.least_norm import least_norm_solve
+from fedjax_core.networks.least_norm import (
+    solve_in_range,
+    wide_if_known,
+)
 from fedjax_core.networks.network import Operator, average
 from fedjax_core.networks.oracles import Losses, as_float
 
@@ -64,7 +67,8 @@ def fixed_point(Q: ArrayLike, q: ArrayLike, eta: ArrayLike) -> jnp.ndarray:
       eta: > 0.
     """
     Q, q = as_float(Q), as_float(q)
-    near = Q + jnp.eye(q.shape[1], dtype=q.dtype)[None] / eta
-    left = jnp.linalg.solve(near, Q).sum(0)
-    right = jnp.linalg.solve(near, -q[..., None] / 2).sum(0)
-    return least_norm_solve(left, right[:, 0])
+    with wide_if_known(Q, q, eta) as wide:
+        near = Q.astype(wide) + jnp.eye(q.shape[1], dtype=wide)[None] / eta
+        left = jnp.linalg.solve(near, Q.astype(wide)).sum(0)
+        right = jnp.linalg.solve(near, -q[..., None].astype(wide) / 2).sum(0)
+    return solve_in_range(Q.sum(0), left, right[:, 0])

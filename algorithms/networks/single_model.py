@@ -24,7 +24,10 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedgd import Oracle
 from fedjax_core.networks.descent import Rate, by_row, check_positive_rate, rate_at
-from fedjax_core.networks.least_norm import least_norm_solve
+from fedjax_core.networks.least_norm import (
+    solve_in_range,
+    wide_if_known,
+)
 from fedjax_core.networks.network import Operator, average
 from fedjax_core.networks.oracles import Losses, as_float
 
@@ -76,14 +79,20 @@ def fixed_point(Q: ArrayLike, q: ArrayLike, eta: ArrayLike, steps: int) -> jax.A
       Q: ``[n, d, d]``, semi-definite; of several fixed points that of least norm.
       q: ``[n, d]``.
       eta: the rate, below 1 / ld(Q_i).
-      steps: R.
+      steps: R >= 1.
+
+    Raises:
+      ValueError: steps < 1.
     """
+    check.positive_int(steps=steps)
     Q, q = as_float(Q), as_float(q)
-    eye = jnp.eye(q.shape[1], dtype=q.dtype)[None]
-    # 1 + M + ... + M^(R - 1) for M = I - 2 eta Q, so that Q_i need not be inverted.
-    geometric = jax.lax.fori_loop(
-        0, steps, lambda _, S: eye + (eye - 2 * eta * Q) @ S, jnp.zeros_like(Q)
-    )
-    return least_norm_solve(
-        (geometric @ Q).sum(0), (geometric @ (-q[..., None] / 2)).sum(0)[:, 0]
-    )
+    with wide_if_known(Q, q, eta) as wide:
+        eye = jnp.eye(q.shape[1], dtype=wide)[None]
+        M = eye - 2 * eta * Q.astype(wide)
+        # 1 + M + ... + M^(R - 1), so that Q_i need not be inverted.
+        powers = jax.lax.fori_loop(
+            0, steps, lambda _, S: eye + M @ S, jnp.zeros_like(M)
+        )
+        left = (powers @ Q).sum(0)
+        right = (powers @ (-q[..., None] / 2)).sum(0)[:, 0]
+    return solve_in_range(Q.sum(0), left, right)

@@ -89,11 +89,33 @@ def ridge(
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
+    return ref + _ridge(X, y - X @ ref, jnp.asarray(alpha, X.dtype))
+
+
+@jax.custom_jvp
+def _ridge(X: jax.Array, y: jax.Array, alpha: jax.Array) -> jax.Array:
+    return jnp.matmul(_inverse(X, alpha)[:, : len(y)], y, precision="highest")
+
+
+@_ridge.defjvp
+def _ridge_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    """From (X'X + m alpha I) w = X'y; how w turns where that is singular comes last."""
+    (X, y, alpha), (dX, dy, dalpha) = primals, tangents
+    m = len(y)
+    P = _inverse(X, alpha)
+    with jax.default_matmul_precision("highest"):
+        w = P[:, :m] @ y
+        right = dX.T @ (y - X @ w) + X.T @ (dy - dX @ w) - m * dalpha * w
+        turn = dX.T @ (P[:, :m].T @ w)
+        free = jnp.where(alpha > 0, 0, turn - P[:, :m] @ (X @ turn))
+        return w, P @ (P.T @ right) + free
+
+
+def _inverse(X: jax.Array, alpha: jax.Array) -> jax.Array:
+    """Of X with the penalty as d more rows (Jung, Exercise 2.3); ``[d, m + d]``."""
     m, d = X.shape
-    # The penalty as d more rows (Jung, Exercise 2.3).
-    rows = jnp.sqrt(m * jnp.asarray(alpha, X.dtype)) * jnp.eye(d, dtype=X.dtype)
-    inverse = pinv(jnp.concatenate([X, rows]))[:, :m]
-    return ref + jnp.matmul(inverse, y - X @ ref, precision="highest")
+    rows = jnp.sqrt(m * alpha) * jnp.eye(d, dtype=X.dtype)
+    return pinv(jnp.concatenate([X, rows]))
 
 
 def sample_mean(y: ArrayLike) -> jax.Array:
@@ -167,6 +189,7 @@ def estimation_error_bound(
         )
     # The largest singular value of the inverse is one over the smallest of X.
     least = 1 / (m * jnp.linalg.norm(inverse, 2) ** 2)
+    least = jnp.where(rank < d - 0.5, 0, least)
     e = -2 / m * (X.T @ noise)
     return (0.25 if tight else 1.0) * (e @ e) / least**2
 

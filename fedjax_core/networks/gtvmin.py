@@ -157,7 +157,9 @@ def closed_form(
     """A minimiser W ``[n, d]`` by one dense solve; of several, the one of least norm.
 
     For n d up to some thousands; `conjugate_gradients` needs no matrix. Known arguments
-    are solved in float64; traced ones, as in a sweep over alpha, keep their precision.
+    are solved in float64. Traced ones, as in a sweep over alpha, keep their precision:
+    in float32, nodes without losses behind an edge a million times weaker than others
+    may be taken for cut off.
 
     Args:
       graph: the network.
@@ -182,7 +184,7 @@ def closed_form(
     if not is_known(Q, graph.weight, alpha):
         system = jax.lax.stop_gradient(system)
     inverse = coupled_inverse(*system).matrix
-    if is_known(inverse, q):
+    if is_known(Q, graph.weight, alpha, q):
         W = inverse @ (-np.asarray(q, np.float64).reshape(-1) / 2)
         return jnp.asarray(W.reshape(q.shape).astype(q.dtype))
     P = jnp.asarray(inverse, q.dtype)

@@ -6,6 +6,8 @@ diagonal, and the rank is read off there. What is known is inverted in float64 o
 host, as ranks and large alphas need digits; traced arrays keep their precision.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +44,17 @@ def is_known(*arrays: Any) -> bool:
     return not any(isinstance(x, Tracer) for x in arrays)
 
 
+@contextlib.contextmanager
+def wide_if_known(*arrays: Any) -> Iterator[Any]:
+    """A context to compute in, and the dtype: float64 unless an array is traced."""
+    if not is_known(*arrays):
+        yield jnp.result_type(*arrays)
+        return
+    # Inside jit too, where what is known would become traced.
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        yield jnp.dtype(jnp.float64)
+
+
 def pseudo_inverse(Q: jax.Array | np.ndarray, eps: float | None = None) -> Inverse:
     """The Moore-Penrose inverse of semi-definite matrices, in their own precision.
 
@@ -72,6 +85,8 @@ def least_norm_solve(Q: ArrayLike, b: ArrayLike) -> jax.Array:
     Derivatives are those of the system, not of its eigenvectors.
     """
     Q, b = jnp.asarray(Q), jnp.asarray(b)
+    dtype = jnp.promote_types(jnp.result_type(Q, b), jnp.float32)
+    Q, b = Q.astype(dtype), b.astype(dtype)
     if is_known(Q, b):
         P = pseudo_inverse(np.asarray(Q, np.float64), float(jnp.finfo(Q.dtype).eps))
         x = np.einsum("...de,...e->...d", P.matrix, np.asarray(b, np.float64))
@@ -86,11 +101,29 @@ def least_norm_solve(Q: ArrayLike, b: ArrayLike) -> jax.Array:
     )
 
 
+def solve_in_range(Q: Any, M: Any, b: Any) -> jax.Array:
+    """Solves M x = b for the x in the range of Q, ``[d, d]``, in the dtype of Q.
+
+    M has the null space of Q, but for rounding that it may have blown up.
+    """
+    dtype, eps = Q.dtype, float(jnp.finfo(Q.dtype).eps)
+    if is_known(Q, M, b):
+        Q, M, b = (np.asarray(x, np.float64) for x in (Q, M, b))
+    xp = _numpy_of(Q)
+    with jax.default_matmul_precision("highest"):
+        span = pseudo_inverse(Q, eps).matrix @ Q
+        size = xp.trace(M)
+        off = xp.where(size > 0, size, 1) * (xp.eye(len(b), dtype=b.dtype) - span)
+        x = span @ xp.linalg.solve(M + off, span @ b)
+    return jnp.asarray(x.astype(dtype))
+
+
 def pulled_inverse(Q: jax.Array, pull: jax.Array) -> jax.Array:
     """(Q_i + p_i I)^-1, ``[n, d, d]``, for semi-definite Q and p ``[n]`` > 0.
 
     Raises:
-      ValueError: where known, p_i is less than the rounding of a singular Q_i.
+      ValueError: where known, p_i is less than the rounding of a singular Q_i, or
+        Q_i + p_i I is not definite.
     """
     d = Q.shape[-1]
     if not is_known(Q, pull):
@@ -110,6 +143,13 @@ def pulled_inverse(Q: jax.Array, pull: jax.Array) -> jax.Array:
             f"alpha must pull every node harder than its losses are rounded, got a "
             f"pull of {p[i]:.3g} at node {i}, whose losses leave a direction free."
         )
+    try:
+        np.linalg.cholesky(M)
+    except np.linalg.LinAlgError:
+        i = int(np.linalg.eigvalsh(M)[:, 0].argmin())
+        raise ValueError(
+            f"Q must be positive semi-definite, is not for node {i}."
+        ) from None
     return jnp.asarray(np.linalg.inv(M).astype(Q.dtype))
 
 
@@ -135,10 +175,12 @@ def inverse_of_sum(Q: jax.Array, G: jax.Array, alpha: ArrayLike) -> Any:
     return span @ inverse @ _transpose(span)
 
 
+@jax.custom_jvp
 def pinv(A: ArrayLike) -> jax.Array:
     """The Moore-Penrose inverse ``[..., d, m]`` of ``[..., m, d]``.
 
-    The units of its columns do not matter.
+    The units of its columns do not matter. It may be differentiated where the rank does
+    not change (Golub and Pereyra, SIAM J. Numer. Anal. 10, 1973, (4.12)).
     """
     A = jnp.asarray(A)
     eps = float(jnp.finfo(A.dtype).eps)
@@ -159,6 +201,20 @@ def pinv(A: ArrayLike) -> jax.Array:
         null = (s[..., :, None] * _clean(V, eps))[..., ::-1]
         found = _without(null, ~used[..., ::-1]) @ inverse
     return jnp.asarray(found.astype(A.dtype))
+
+
+@pinv.defjvp
+def _pinv_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (A,), (dA,) = primals, tangents
+    P = pinv(A)
+    with jax.default_matmul_precision("highest"):
+        turn = _transpose(dA) @ _transpose(P)
+        first = _transpose(dA) - turn @ _transpose(A)
+        second = turn @ P
+        dP = P @ (_transpose(P) @ first - dA @ P) + second - P @ (A @ second)
+        return P, dP
 
 
 def coupled_inverse(
@@ -233,6 +289,8 @@ def _component(Q: np.ndarray, A: np.ndarray, sign: int, eps: float) -> Inverse:
     n, d = Q.shape[:2]
     if n == 1:
         return pseudo_inverse(Q[0], eps)
+    if sign == -1 and not pseudo_inverse(Q.sum(0), eps).singular:
+        eps = np.finfo(float).eps  # nothing is free, however weak the coupling
     L = np.diag(A.sum(1)) + sign * A
     values, V = np.linalg.eigh(L)
     null = n * np.finfo(float).eps * values[-1]
@@ -286,7 +344,7 @@ def _out_of_basis(basis: Any, inverse: Any) -> Any:
 def _clean(U: Any, eps: float) -> Any:
     # Rounding of unit vectors, before the units of the unknowns blow it up.
     xp = _numpy_of(U)
-    return xp.where(xp.abs(U) < 0.3 * eps**0.5, 0, U)
+    return xp.where(xp.abs(U) < 30 * eps, 0, U)
 
 
 def _without(vectors: Any, left_out: Any) -> Any:

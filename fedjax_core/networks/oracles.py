@@ -292,15 +292,15 @@ def check_quadratic(Q: ArrayLike, *, definite: bool = False) -> None:
     finite = np.isfinite(np.asarray(Q)).all((1, 2))
     if not finite.all():
         raise ValueError(f"Q must be finite, is not for node {np.argmin(finite)}.")
-    if definite:  # whatever the units of the unknowns are
-        own = np.diagonal(Q, axis1=1, axis2=2)
-        s = 1 / np.sqrt(np.where(own > 0, own, 1))
-        scaled = np.asarray(Q, np.float64) * s[:, :, None] * s[:, None]
-        smallest = np.linalg.eigvalsh(scaled)[:, 0]
-        wrong = smallest <= 8 * Q.shape[1] * float(jnp.finfo(Q.dtype).eps)
-    else:
-        smallest = np.linalg.eigvalsh(np.asarray(Q))[:, 0]
-        wrong = smallest < -slack
+    # Scaled: the units of the unknowns must not matter.
+    x = np.array(Q, np.float64)
+    own = np.einsum("naa->na", x)  # a view
+    own[(own < 0) & (own > -slack[:, None])] = 0
+    room = np.where(slack > 0, slack, 1)[:, None]
+    s = 1 / np.sqrt(np.where(own > 0, own, room))
+    smallest = np.linalg.eigvalsh(x * s[:, :, None] * s[:, None])[:, 0]
+    rounding = 8 * Q.shape[1] * float(jnp.finfo(Q.dtype).eps)
+    wrong = smallest <= rounding if definite else smallest < -rounding
     if wrong.any():
         i = int(np.argmax(wrong))
         rule = "definite" if definite else "semi-definite"

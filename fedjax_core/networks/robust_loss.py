@@ -2,7 +2,8 @@ r"""Robust local losses: absolute errors and Huber's, on one device and at all n
 
 A label that lies r away pulls the squared loss with a force of 2 r, these losses with a
 bounded one. `absolute` and `huber` are `oracles.Losses`, for FedRelax and FedProx, and
-by their sub-gradients for FedGD (at rates that decay, where a loss has kinks).
+by their sub-gradients for FedGD (at rates that decay, where a loss has kinks). Their
+proximal steps have no derivatives.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 10.1.2, Exercise 10.4.
@@ -245,18 +246,19 @@ def _interior_point(
     X, y, bound, bend = node
     ridge = rho * jnp.eye(len(v), dtype=X.dtype)
 
-    def gap(w, u):
-        e, u = y - X @ w, jnp.clip(u, -bound, bound)
+    # u lacks a and b to its bounds; apart, as they end far below its rounding.
+    def gap(w, u, a, b):
+        e = y - X @ w
         best = _force(e, bound, bend)
         off = rho * (w - v) - X.T @ u
         # The loss less what u makes of it, factored so as not to cancel.
-        left = (best - u) * (e - bend * (best + u) / 2)
+        short = jnp.where(best == bound, a, jnp.where(best == -bound, -b, best - u))
+        left = short * (e - bend * (best + u) / 2)
         return jnp.maximum(left, 0).sum() + off @ off / (2 * rho)
 
     def step(_, state):
-        w, u, p, q, best = state
-        # Errors tend to bend u + p - q; p, q and what u lacks to its bounds stay > 0.
-        a, b = bound - u, bound + u
+        w, u, a, b, p, q, best = state
+        # Errors tend to bend u + p - q; a, b, p and q stay > 0.
         mu = (p * a + q * b).mean() / 40  # a twentieth of what it is
         p_goal, q_goal = mu / a - p, mu / b - q
         error = y - X @ w - bend * u - p + q - p_goal + q_goal
@@ -268,18 +270,21 @@ def _interior_point(
         dp, dq = p_goal + p / a * du, q_goal - q / b * du
         fastest = jnp.stack([-dp / p, -dq / q, du / a, -du / b]).max()
         length = jnp.where(fastest > 0.99, 0.99 / fastest, 1)
-        w, u, p, q = w + length * dw, u + length * du, p + length * dp, q + length * dq
+        w, p, q = w + length * dw, p + length * dp, q + length * dq
+        a, b = a - length * du, b + length * du
+        u = jnp.where(a < b, bound - a, b - bound)
         # At the end rounding spoils the steps; a gap that is NaN is not less.
-        found = Proximal(w, gap(w, u))
+        found = Proximal(w, gap(w, u, a, b))
         better = found.gap < best.gap
         best = jax.tree.map(lambda x, y: jnp.where(better, x, y), found, best)
-        return w, u, p, q, best
+        return w, u, a, b, p, q, best
 
     e, u = y - X @ v, jnp.zeros_like(y)
     size = jnp.abs(e).mean()
     size = jnp.where(size > 0, size, 1)
     p, q = jnp.maximum(e, 0) + size, jnp.maximum(-e, 0) + size
-    start = v, u, p, q, Proximal(v, gap(v, u))
+    room = u + bound
+    start = v, u, room, room, p, q, Proximal(v, gap(v, u, room, room))
     return lax.fori_loop(0, steps, step, start)[-1]
 
 

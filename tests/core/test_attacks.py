@@ -485,6 +485,8 @@ def test_ints_do_not_wrap_around():
             poison_data(X, y, attacked, **what)
     bad, _ = poison_data(X, y, attacked, features=5)
     assert bad[:, 0, 0].tolist() == [255, 250]
+    flipped = poison_data(X, y > 0, attacked, labels=True)[1]
+    assert flipped.all()
     # Who is not attacked may be anywhere.
     poison_data(X, y, jnp.zeros(2, bool), labels=10)
 

@@ -743,3 +743,18 @@ def test_a_relaxation_by_norm_ignores_what_is_not_finite(lie):
 def test_negative_weights_are_refused(rule, bad):
     with pytest.raises(ValueError, match=f"weights must be .* got {bad} for value 1"):
         rule(jnp.ones((3, 2)), np.array([1.0, bad, 2.0]))
+
+
+@pytest.mark.parametrize("far", [1e4, 1e6, 1e8])
+def test_far_outliers_in_float32(far):
+    """The prox is as exact as without an outlier, however far that lies."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(1, 20, 2)).astype(np.float32)
+    y = (X @ np.ones(2) + 0.1 * rng.normal(size=(1, 20))).astype(np.float32)
+    near, away = y.copy(), y.copy()
+    near[0, 3], away[0, 3] = 1e3, far  # the force is the same
+    V = np.zeros((1, 2), np.float32)
+    for loss in (absolute, lambda X, y: huber(X, y, 0.5)):
+        with jax.enable_x64(True):
+            exact = loss(X.astype(float), near.astype(float)).prox(V.astype(float), 0.3)
+        np.testing.assert_allclose(loss(X, away).prox(V, 0.3), exact, atol=2e-5)

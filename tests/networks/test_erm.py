@@ -82,6 +82,11 @@ def test_estimation_error_bound():
         erm.estimation_error_bound(np.ones((4, 2)), np.ones(4))
 
 
+def test_no_bound_without_full_rank_under_jit():
+    bound = jax.jit(erm.estimation_error_bound)(np.ones((6, 2)), np.ones(6))
+    assert bound == np.inf
+
+
 def test_risk_on_the_data_model():
     """T-E6: within 5 standard errors, a false alarm in two million keys."""
     w_true, w = jnp.array([1.0, -2.0, 0.5]), jnp.array([0.5, -1.0, 0.0])

@@ -113,6 +113,18 @@ def test_derivatives_where_eigenvalues_repeat(graph):
         slope, along = jax.grad(cost, (0, 1))(1.0, jnp.asarray(y))
         h = 1e-5
         close(slope, (cost(1 + h, y) - cost(1 - h, y)) / (2 * h), 1e-6)
+        # What is known beside a tangent does not hide it, in a jit or out of it.
+        for wrap in (lambda f: f, jax.jit):
+            close(wrap(jax.grad(lambda a: cost(a, y)))(1.0), slope, 1e-9)
+
+        def by_weight(w):
+            return gtvmin.closed_form(
+                graph.with_weight(w), np.ones((6, 1, 1)), -2 * y, 1.0
+            )[0, 0]
+
+        ones = jnp.ones(graph.num_edges)
+        up, down = (by_weight(ones.at[0].add(e)) for e in (h, -h))
+        close(jax.grad(by_weight)(ones)[0], (up - down) / (2 * h), 1e-6)
         unit = np.eye(6)[:, [2]]
         central = (cost(1.0, y + h * unit) - cost(1.0, y - h * unit)) / (2 * h)
         close(along[2, 0], central, 1e-6)
@@ -173,6 +185,63 @@ def test_predictions_of_few_rows_at_large_alpha():
         close(W, -q / 2, 1e-4)
 
 
+def test_predictions_inside_jit_are_those_outside():
+    """Test sets that leave directions free, by all and by edge; constants in a jit."""
+    rng = np.random.default_rng(6)
+    x, graph = f32(rng.normal(size=(5, 3))), graphs.cycle(5)
+    Q, q = x[:, :, None] * x[:, None], f32(rng.normal(size=(5, 1))) * x
+    for shape in ((1, 3), (5, 1, 3)):
+        test = f32(rng.normal(size=shape))
+        for alpha in (0.0, 0.5):
+
+            def final(zero, test=test, alpha=alpha):
+                method = agnostic_fedrelax.make_linear(graph, Q, q, test, alpha=alpha)
+                return network.run(method, jnp.zeros_like(q) + zero, 20)[0]
+
+            close(jax.jit(final)(0.0), final(0.0), 1e-3)
+
+
+def test_a_weak_edge_joins_what_has_no_loss():
+    edges = np.array([[0, 1], [1, 2], [2, 3]])
+    Q = f32(np.array([1, 0, 0, 1e-6]))[:, None, None]
+    q = f32(np.array([-2, 0, 0, -1e-5]))[:, None]
+    for weak in (1e-6, 1e-8):
+        graph = Graph.from_edges(edges, np.array([1, weak, 1]))
+        W = gtvmin.closed_form(graph, Q, q, 1.0, require_unique=True)
+        with jax.enable_x64(True):
+            A = np.array([1, weak, 1]) * np.eye(3)
+            D = np.diff(np.eye(4), axis=0)
+            exact = np.linalg.solve(
+                np.diag(Q[:, 0, 0]) + D.T @ A @ D, -q.astype(float) / 2
+            )
+        close(W, exact, 1e-4)
+
+
+def test_derivatives_of_ridge_and_pseudo_inverses():
+    rng = np.random.default_rng(7)
+    with jax.enable_x64(True):
+        y = rng.normal(size=6)
+        for X in (np.eye(6)[:, :3], rng.normal(size=(6, 3))):
+            for alpha in (0.0, 0.1, 1e3):
+
+                def cost(alpha, X, y=y):
+                    return (erm.ridge(X, y, alpha) ** 2).sum()
+
+                slope, by_X = jax.grad(cost, (0, 1))(alpha, jnp.asarray(X))
+                h, unit = 1e-5, np.zeros((6, 3))
+                unit[1, 2] = 1
+                ahead = (cost(alpha + 2 * h, X) - cost(alpha, X)) / (2 * h)
+                near = jax.grad(cost)(alpha + h, X)
+                close(near, ahead, 1e-5)
+                close(slope, near, 1e-3)
+                up, down = cost(alpha, X + h * unit), cost(alpha, X - h * unit)
+                close(by_X[1, 2], (up - down) / (2 * h), 1e-6)
+        A, dA = rng.normal(size=(2, 2, 5, 3))
+        tangent = jax.jvp(least_norm.pinv, (A,), (dA,))[1]
+        sides = [least_norm.pinv(A + e * dA) for e in (1e-6, -1e-6)]
+        close(tangent, (sides[0] - sides[1]) / 2e-6, 1e-5)
+
+
 def test_a_pull_below_the_rounding_of_a_singular_loss_is_refused():
     rng = np.random.default_rng(5)
     X, chain = f32(rng.normal(size=(3, 1, 4))), graphs.chain(3)
@@ -201,10 +270,24 @@ def test_fixed_points_where_nodes_leave_directions_free():
         Q[1], q[1] = 0, 0  # nobody holds the second one
         close(single_model.fixed_point(Q, q, 0.1, 5), [1, 0], 1e-9)
         close(fedprox.fixed_point(Q, q, 0.5), [1, 0], 1e-9)
+    x = f32(np.array([1, 2, -1]))
+    Q, q = np.outer(x, x)[None], -2 * x[None]
+    for steps in (5, 1000):
+        for wrap in (lambda f: f, jax.jit):
+            found = wrap(lambda Q, k=steps: single_model.fixed_point(Q, q, 0.05, k))(Q)
+            close(found, x / 6, 1e-3)
+    close(fedprox.fixed_point(Q, q, 100.0), x / 6, 1e-4)
+    with pytest.raises(ValueError, match="steps must be >= 1"):
+        single_model.fixed_point(Q, q, 0.05, 0)
 
 
 def test_what_is_no_convex_problem_is_refused():
     chain, eye = graphs.chain(2), np.broadcast_to(np.eye(2), (2, 2, 2))
+    oracles.check_quadratic(f32(np.diag([1e6, 1e-6])[None]), definite=True)
+    for Q in (np.diag([1.0, -1]), -np.eye(2) / 2):
+        losses = oracles.quadratic(np.stack([np.eye(2), Q]), np.ones((2, 2)))
+        with pytest.raises(ValueError, match="semi-definite, is not for node 1"):
+            losses.prox(jnp.zeros((2, 2)), 0.9)
     skew = eye + np.array([[0, 5], [0, 0]])
     with pytest.raises(ValueError, match="Q must be symmetric, is not for node 0"):
         oracles.quadratic(skew, np.ones((2, 2)))
