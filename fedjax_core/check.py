@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 from jax.core import Tracer
 
 
@@ -38,6 +39,25 @@ def non_negative(**values: Any) -> None:
         if not _is_traced(value):
             _real(name, value)
             _require(name, value, 0 <= value < math.inf, ">= 0 and finite")
+
+
+def each_non_negative(of: str, **arrays: Any) -> None:
+    """Raises ValueError unless every entry is finite and >= 0; names the first.
+
+    Args:
+      of: what an entry belongs to, as "node".
+      **arrays: by name; traced ones are not looked at.
+    """
+    for name, array in arrays.items():
+        if _is_traced(array):
+            continue
+        known = np.asarray(array)
+        wrong = np.flatnonzero(~(np.isfinite(known) & (known >= 0)))
+        if wrong.size:
+            raise ValueError(
+                f"{name} must be finite and >= 0, got {known.flat[wrong[0]]} for {of} "
+                f"{wrong[0]}."
+            )
 
 
 def in_range(low: float, high: float, **values: Any) -> None:

@@ -328,11 +328,7 @@ def _numbers(name: str, values: npt.ArrayLike) -> np.ndarray:
         raise TypeError(f"{name} must be numbers, got {values!r}.") from None
     if array.ndim != 1:
         raise ValueError(f"{name} must have shape (num_clients,), got {array.shape}.")
-    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if bad.size:
-        raise ValueError(
-            f"{name} must be finite and >= 0, got {array[bad[0]]} for client {bad[0]}."
-        )
+    check.each_non_negative("client", **{name: array})
     array.setflags(write=False)
     return array
 

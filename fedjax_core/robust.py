@@ -26,7 +26,6 @@ from fedjax_core import check
 from fedjax_core.networks.graph import Graph, num_neighbours
 from fedjax_core.reduce import Cast, Reduction, stack
 from fedjax_core.types import PyTree
-from fedjax_core.weiszfeld import checked_weights
 from fedjax_core.weiszfeld import weiszfeld as weiszfeld
 
 Rule = Callable[[PyTree, jax.Array], PyTree]
@@ -42,7 +41,8 @@ def average(values: PyTree, weights: jax.Array) -> PyTree:
     Raises:
       ValueError: a known weight that is negative or not finite.
     """
-    return _weighted_mean(values, checked_weights(weights))
+    check.each_non_negative("value", weights=weights)
+    return _weighted_mean(values, jnp.asarray(weights))
 
 
 def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
@@ -69,7 +69,8 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (187) and (188).
     """
-    weights = checked_weights(weights)
+    check.each_non_negative("value", weights=weights)
+    weights = jnp.asarray(weights)
     present = weights > 0
     n = present.sum()
     _check_suspects(b, weights.shape[0])
@@ -106,7 +107,8 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (187) and (189).
     """
-    weights = checked_weights(weights)
+    check.each_non_negative("value", weights=weights)
+    weights = jnp.asarray(weights)
     present = weights > 0
     n = present.sum()
     _check_suspects(b, weights.shape[0])

@@ -10,11 +10,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
-from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.types import PyTree
@@ -49,7 +46,8 @@ def weiszfeld(values: PyTree, weights: jax.Array, iterations: int = 100) -> PyTr
     x, restore = _flatten(values)
     if not len(x):
         return restore(jnp.zeros(x.shape[1], x.dtype))
-    w = checked_weights(weights).astype(x.dtype)
+    check.each_non_negative("value", weights=weights)
+    w = jnp.asarray(weights).astype(x.dtype)
     x, w = _usable(x, w)
 
     def step(_, y):
@@ -94,28 +92,12 @@ def subgradient_residual(
       printed there are minus the sub-gradients, which changes no sum that is zero.
     """
     x, _ = _flatten(values)
-    w = checked_weights(weights).astype(x.dtype)
+    check.each_non_negative("value", weights=weights)
+    w = jnp.asarray(weights).astype(x.dtype)
     x, w = _usable(x, w)
     excess = _excess(x, w, ravel_pytree(point)[0].astype(x.dtype))
     total = w.sum()
     return jnp.maximum(excess, 0) / jnp.where(total > 0, total, 1)
-
-
-def checked_weights(weights: ArrayLike) -> jax.Array:
-    """The weights of values as an array; refuses known ones that are no weights.
-
-    Raises:
-      ValueError: a weight that is negative or not finite.
-    """
-    if not isinstance(weights, Tracer):
-        known = np.asarray(weights)
-        wrong = ~(np.isfinite(known) & (known >= 0))
-        if wrong.any():
-            i = np.flatnonzero(wrong)[0]
-            raise ValueError(
-                f"weights must be finite and >= 0, got {known.flat[i]} for value {i}."
-            )
-    return jnp.asarray(weights)
 
 
 def _flatten(values: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:

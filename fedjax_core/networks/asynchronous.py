@@ -414,14 +414,7 @@ def fedrelax_contraction(
       prints Eq. (133) with i free; it is the largest over the nodes.)
     """
     check.non_negative(alpha=alpha)
-    if not isinstance(convexity, Tracer):
-        known = np.asarray(convexity)
-        wrong = ~(np.isfinite(known) & (known >= 0))
-        if wrong.any():
-            i = np.flatnonzero(wrong)[0]
-            raise ValueError(
-                f"convexity must be finite and >= 0, got {known.flat[i]} for node {i}."
-            )
+    check.each_non_negative("node", convexity=convexity)
     pull = 2 * alpha * degree(graph)
     convexity = jnp.asarray(convexity, pull.dtype)
     total = pull + convexity

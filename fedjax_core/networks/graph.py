@@ -548,10 +548,7 @@ def _require_real(name: str, dtype: Any) -> None:
 def _cast_weight(given: np.ndarray, dtype: Any) -> np.ndarray:
     with np.errstate(over="ignore", under="ignore"):  # refused below
         weight = given.astype(dtype)
-    _refuse_first(
-        ~(np.isfinite(weight) & (weight >= 0)),
-        lambda e: f"weight must be finite and >= 0, got {weight[e]} for edge {e}.",
-    )
+    check.each_non_negative("edge", weight=weight)
     tiny = jnp.finfo(dtype).tiny  # compiled code takes what is smaller for 0
     _refuse_first(
         (given > 0) & (weight < tiny),

@@ -305,8 +305,7 @@ def locally_weighted(Q: ArrayLike, q: ArrayLike, weight: ArrayLike) -> jax.Array
     Q, q, weight = as_float(Q), as_float(q), as_float(weight)
     if weight.shape != q.shape[:1]:
         raise ValueError(f"weight must have shape {q.shape[:1]}, got {weight.shape}.")
-    if is_known(weight) and not (weight >= 0).all():
-        raise ValueError(f"weight must be >= 0, got {weight.min()}.")
+    check.each_non_negative("node", weight=weight)
     pooled_Q = jnp.einsum("n,nde->de", weight, Q)
     return least_norm_solve(pooled_Q, -jnp.einsum("n,nd->d", weight, q) / 2)
 

@@ -119,14 +119,7 @@ def _weights(W: PyTree, weight: ArrayLike) -> jax.Array:
             f"weight must have one entry per node, shape ({n},), got shape "
             f"{np.shape(weight)}."
         )
-    if not isinstance(weight, Tracer):
-        known = np.asarray(weight)
-        wrong = ~(np.isfinite(known) & (known >= 0))
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            raise ValueError(
-                f"weight must be finite and >= 0, got {known[i]} for node {i}."
-            )
+    check.each_non_negative("node", weight=weight)
     return jnp.asarray(weight)
 
 
