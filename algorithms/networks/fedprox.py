@@ -70,5 +70,6 @@ def fixed_point(Q: ArrayLike, q: ArrayLike, eta: ArrayLike) -> jnp.ndarray:
     with wide_if_known(Q, q, eta) as wide:
         near = Q.astype(wide) + jnp.eye(q.shape[1], dtype=wide)[None] / eta
         left = jnp.linalg.solve(near, Q.astype(wide)).sum(0)
-        right = jnp.linalg.solve(near, -q[..., None].astype(wide) / 2).sum(0)
-    return solve_in_range(Q.sum(0), left, right[:, 0])
+        right = jnp.linalg.solve(near, -q[..., None].astype(wide) / 2).sum(0)[:, 0]
+        total = Q.sum(0)
+    return solve_in_range(total, left, right)

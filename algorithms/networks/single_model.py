@@ -95,4 +95,5 @@ def fixed_point(Q: ArrayLike, q: ArrayLike, eta: ArrayLike, steps: int) -> jax.A
         )
         left = (powers @ Q).sum(0)
         right = (powers @ (-q[..., None] / 2)).sum(0)[:, 0]
-    return solve_in_range(Q.sum(0), left, right)
+        total = Q.sum(0)
+    return solve_in_range(total, left, right)

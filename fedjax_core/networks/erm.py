@@ -73,7 +73,8 @@ def ridge(
     """The minimiser of `linear_risk`, ``[d]``, whatever the units of the features.
 
     With alpha = 0 it is linear regression. Where X lacks full column rank that has many
-    minimisers, and the result is the one nearest to w_ref, pinv(X) y without one.
+    minimisers, and the result is the one nearest to w_ref, pinv(X) y without one. At
+    alpha = 0 it has first derivatives in alpha only.
 
     Args:
       X: ``[m, d]``.
@@ -107,7 +108,9 @@ def _ridge_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
         w = P[:, :m] @ y
         right = dX.T @ (y - X @ w) + X.T @ (dy - dX @ w) - m * dalpha * w
         turn = dX.T @ (P[:, :m].T @ w)
-        free = jnp.where(alpha > 0, 0, turn - P[:, :m] @ (X @ turn))
+        rank = jnp.trace(P[:, :m] @ X) + jnp.sqrt(m * alpha) * jnp.trace(P[:, m:])
+        full = rank > X.shape[1] - 0.5
+        free = jnp.where(full, 0, turn - P[:, :m] @ (X @ turn))
         return w, P @ (P.T @ right) + free
 
 
@@ -189,9 +192,10 @@ def estimation_error_bound(
         )
     # The largest singular value of the inverse is one over the smallest of X.
     least = 1 / (m * jnp.linalg.norm(inverse, 2) ** 2)
-    least = jnp.where(rank < d - 0.5, 0, least)
+    singular = rank < d - 0.5
     e = -2 / m * (X.T @ noise)
-    return (0.25 if tight else 1.0) * (e @ e) / least**2
+    bound = (0.25 if tight else 1.0) * (e @ e) / jnp.where(singular, 1, least) ** 2
+    return jnp.where(singular, jnp.inf, bound)
 
 
 def regression_data(

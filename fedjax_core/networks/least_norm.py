@@ -104,16 +104,20 @@ def least_norm_solve(Q: ArrayLike, b: ArrayLike) -> jax.Array:
 def solve_in_range(Q: Any, M: Any, b: Any) -> jax.Array:
     """Solves M x = b for the x in the range of Q, ``[d, d]``, in the dtype of Q.
 
-    M has the null space of Q, but for rounding that it may have blown up.
+    M has the null space of Q, but for rounding that it may have blown up. Derivatives
+    take the range as fixed.
     """
     dtype, eps = Q.dtype, float(jnp.finfo(Q.dtype).eps)
     if is_known(Q, M, b):
         Q, M, b = (np.asarray(x, np.float64) for x in (Q, M, b))
+    else:
+        Q = lax.stop_gradient(Q)
     xp = _numpy_of(Q)
     with jax.default_matmul_precision("highest"):
-        span = pseudo_inverse(Q, eps).matrix @ Q
+        inverse, eye = pseudo_inverse(Q, eps), xp.eye(len(b), dtype=b.dtype)
+        span = xp.where(inverse.singular, inverse.matrix @ Q, eye)
         size = xp.trace(M)
-        off = xp.where(size > 0, size, 1) * (xp.eye(len(b), dtype=b.dtype) - span)
+        off = xp.where(size > 0, size, 1) * (eye - span)
         x = span @ xp.linalg.solve(M + off, span @ b)
     return jnp.asarray(x.astype(dtype))
 
@@ -213,8 +217,10 @@ def _pinv_jvp(
         turn = _transpose(dA) @ _transpose(P)
         first = _transpose(dA) - turn @ _transpose(A)
         second = turn @ P
-        dP = P @ (_transpose(P) @ first - dA @ P) + second - P @ (A @ second)
-        return P, dP
+        # 0 at full rank, but its rounding is not, in columns of other units.
+        rank = jnp.einsum("...dm,...md->...", P, A)[..., None, None]
+        turned = jnp.where(rank > A.shape[-1] - 0.5, 0, second - P @ (A @ second))
+        return P, P @ (_transpose(P) @ first - dA @ P) + turned
 
 
 def coupled_inverse(

@@ -352,7 +352,7 @@ def as_float(x: ArrayLike) -> jax.Array:
 def check_finite(**arrays: jax.Array) -> None:
     """Raises ValueError if a known array has a NaN or an infinity."""
     for name, x in arrays.items():
-        if not isinstance(x, Tracer) and not jnp.isfinite(x).all():
+        if not isinstance(x, Tracer) and not np.isfinite(np.asarray(x)).all():
             raise ValueError(f"{name} must be finite, got NaN or infinity.")
 
 

@@ -242,6 +242,39 @@ def test_derivatives_of_ridge_and_pseudo_inverses():
         close(tangent, (sides[0] - sides[1]) / 2e-6, 1e-5)
 
 
+def test_slopes_in_mixed_units_are_those_in_one():
+    rng = np.random.default_rng(9)
+    X, y = f32(rng.normal(size=(5, 2))), f32(rng.normal(size=5))
+    scale = f32([1, 1e6])
+
+    def slope(f, units):
+        # By units, so that the result is in those of X.
+        return jax.jacobian(lambda X: f(X * units[None]) * units)(X)
+
+    ones = jnp.ones(2)
+    for f in (lambda X: erm.ridge(X, y), lambda X: least_norm.pinv(X) @ y):
+        close(slope(f, jnp.asarray(scale)), slope(f, ones), 1e-4)
+
+
+def test_known_data_inside_jit():
+    rng = np.random.default_rng(10)
+    X, y = f32(rng.normal(size=(6, 2))), f32(rng.normal(size=6))
+    X, y = jnp.asarray(X), jnp.asarray(y)
+    swept = jax.jit(jax.vmap(lambda a: erm.ridge(X, y, a)))(jnp.array([0.0, 0.1]))
+    close(swept, [erm.ridge(X, y), erm.ridge(X, y, 0.1)], 1e-4)
+    Q = jnp.einsum("nd,ne->nde", X, X)
+    for fixed_point in (
+        lambda q: fedprox.fixed_point(Q, q, 0.01),
+        lambda q: single_model.fixed_point(Q, q, 0.01, 3),
+    ):
+        q = -2 * X
+        found = jax.jit(lambda zero, f=fixed_point, q=q: f(q) + zero)(0.0)
+        close(found, fixed_point(q), 1e-5)
+        eyes = jnp.tile(jnp.eye(2), (6, 1, 1))
+        by_Q = jax.grad(lambda Q, q=q: fedprox.fixed_point(Q, q, 0.1).sum())(eyes)
+        assert np.isfinite(by_Q).all()
+
+
 def test_a_pull_below_the_rounding_of_a_singular_loss_is_refused():
     rng = np.random.default_rng(5)
     X, chain = f32(rng.normal(size=(3, 1, 4))), graphs.chain(3)
