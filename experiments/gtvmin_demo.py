@@ -348,12 +348,10 @@ def figure(
     from matplotlib.figure import Figure
 
     e = experiment
-    k = e.num_examples.index(e.shown)
-    alpha = e.alphas[sweep.best(k)]
+    k, alpha, problem = _shown(e, graph, sweep)
     result = Figure(figsize=(13.5, 8.6), layout="constrained")
     maps, charts = result.subplots(2, 3)
     with jax.enable_x64(True):
-        problem = draw(e, graph, jax.random.key(0), e.shown)
         _maps(result, maps, graph, problem, alpha)
         runs = converge(e, graph, problem, alpha)
 
@@ -400,10 +398,8 @@ def asynchronous_figure(
     from matplotlib.figure import Figure
 
     e = experiment
-    k = e.num_examples.index(e.shown)
-    alpha = e.alphas[sweep.best(k)]
+    _, alpha, problem = _shown(e, graph, sweep)
     with jax.enable_x64(True):
-        problem = draw(e, graph, jax.random.key(0), e.shown)
         runs = converge_asynchronously(e, graph, problem, alpha)
     middle = e.bounds[len(e.bounds) // 2]
     schedule = runs[middle][0]
@@ -452,6 +448,17 @@ def main(experiment: Experiment) -> None:
         path = experiment.out / f"{name}.png"
         draw_it(experiment, graph, found, path)
         console.print(f"figure: {path}", highlight=False)
+
+
+def _shown(
+    experiment: Experiment, graph: Graph, sweep: Sweep
+) -> tuple[int, float, Problem]:
+    """Of the pictures: the place of `shown`, its best alpha, and the draw."""
+    e = experiment
+    k = e.num_examples.index(e.shown)
+    with jax.enable_x64(True):
+        problem = draw(e, graph, jax.random.key(0), e.shown)
+    return k, e.alphas[sweep.best(k)], problem
 
 
 def _maps(figure: Any, axes: Any, graph: Graph, problem: Problem, alpha: float) -> None:

@@ -5,7 +5,6 @@ weighted, it lies within :math:`r / \sqrt{1 - (b/h)^2}` of that centre. The mean
 such bound.
 """
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -14,6 +13,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_core import check
+from fedjax_core.networks.graph import flat_rows
 from fedjax_core.types import PyTree
 
 
@@ -103,10 +103,7 @@ def subgradient_residual(
 def _flatten(values: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
     leaves, treedef = jax.tree.flatten(values)
     dtypes = [jnp.promote_types(v.dtype, jnp.float32) for v in leaves]
-    flat = [
-        v.reshape(v.shape[0], math.prod(v.shape[1:])).astype(t)
-        for v, t in zip(leaves, dtypes, strict=True)
-    ]
+    flat = [flat_rows(v).astype(t) for v, t in zip(leaves, dtypes, strict=True)]
 
     def restore(row: jax.Array) -> PyTree:
         out, start = [], 0

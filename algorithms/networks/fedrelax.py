@@ -24,7 +24,6 @@ from fedjax_core.networks.descent import by_row
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.least_norm import (
     coupled_inverse,
-    is_known,
     least_norm_solve,
     pulled_inverse,
 )
@@ -88,8 +87,7 @@ def make_quadratic(
             f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
             f"{q.shape}."
         )
-    if is_known(Q):
-        check_quadratic(Q)
+    check_quadratic(Q)
     pull = jnp.asarray(alpha, q.dtype) * degree(graph).astype(q.dtype)
     free = pull == 0
     # One product per round is several times faster than two triangular solves.

@@ -14,15 +14,19 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Section 6.5, (149).
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from fedjax_core.networks.descent import Rate, gradient_step
-from fedjax_core.networks.graph import Graph, edge_diff, laplacian, unless_cut
+from fedjax_core.networks.graph import (
+    Graph,
+    edge_diff,
+    flat_rows,
+    laplacian,
+    unless_cut,
+)
 from fedjax_core.networks.iterate import Step
 from fedjax_core.networks.oracles import Losses
 from fedjax_core.types import PyTree
@@ -54,7 +58,7 @@ def objective(graph: Graph, losses: Losses, alpha: PyTree, W: PyTree) -> jax.Arr
     """The value of the problem above, ``[]``; arguments as `personalised_gd`."""
 
     def variation(u):
-        rows = unless_cut(graph.weight, u).reshape(len(u), math.prod(u.shape[1:]))
+        rows = flat_rows(unless_cut(graph.weight, u))
         by_edge = jnp.sum(jnp.square(rows), axis=1)
         return jnp.sum(graph.weight.astype(u.dtype) * by_edge)
 

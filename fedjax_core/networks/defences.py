@@ -6,7 +6,6 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Sections 8.2.3 and 10.3.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.mechanisms import add_gaussian, add_laplace
-from fedjax_core.networks.graph import Graph, degree
+from fedjax_core.networks.graph import Graph, degree, flat_rows
 from fedjax_core.networks.network import Operator, Round
 from fedjax_core.networks.oracles import Losses, along_rows
 from fedjax_core.transform import Message, Transform, stateless
@@ -186,7 +185,7 @@ def _usable(
     graph: Graph, received: jax.Array, dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
     """The messages and their weights, both 0 for a message that is not finite."""
-    finite = jnp.isfinite(_flat(received)).all(1)
+    finite = jnp.isfinite(flat_rows(received)).all(1)
     weight = jnp.where(finite, graph.weight[graph.edge].astype(dtype), 0)
     return jnp.where(along_rows(finite, received), received, 0), weight
 
@@ -198,11 +197,7 @@ def _floor(received: jax.Array) -> jax.Array:
 
 
 def _norm(x: jax.Array) -> jax.Array:
-    return norms(_flat(x))
-
-
-def _flat(x: jax.Array) -> jax.Array:
-    return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without edges
+    return norms(flat_rows(x))
 
 
 def _add_up(x: jax.Array, graph: Graph) -> jax.Array:

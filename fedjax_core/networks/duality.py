@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
@@ -39,8 +38,7 @@ def quadratic_conjugate(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Conju
       ValueError: a Q_i that isn't positive definite; its conjugate is infinite almost
         everywhere and certifies nothing.
     """
-    if not isinstance(Q, Tracer):
-        check_quadratic(Q, definite=True)
+    check_quadratic(Q, definite=True)
     Q, q = as_float(Q), as_float(q)
     factor = jnp.linalg.cholesky(Q)
 

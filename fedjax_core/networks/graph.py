@@ -15,6 +15,7 @@ References:
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -446,6 +447,11 @@ def unless_cut(weight: jax.Array, x: jax.Array) -> jax.Array:
     All else stays as it is, so that slopes in weights that are 0 are right.
     """
     return jnp.where((_rows(weight, x) > 0) | jnp.isfinite(x), x, 0)
+
+
+def flat_rows(x: jax.Array) -> jax.Array:
+    """Every row as a vector, ``[n, ...]`` to ``[n, k]``; n may be 0."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without rows
 
 
 def as_mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:

@@ -343,8 +343,7 @@ def smoothness(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
     check.non_negative(alpha=alpha)
     Q = as_float(Q)
     check_rows(graph, Q)
-    if is_known(Q):
-        check_quadratic(Q)
+    check_quadratic(Q)
     return jnp.linalg.eigvalsh(Q)[:, -1].max() + 2 * alpha * degree(graph).max()
 
 
@@ -359,6 +358,5 @@ def _checked(
             f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
             f"{q.shape}."
         )
-    if is_known(Q):
-        check_quadratic(Q)
+    check_quadratic(Q)
     return Q, q

@@ -13,7 +13,6 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.least_norm import is_known
 from fedjax_core.networks.oracles import as_float, check_quadratic
 from fedjax_core.networks.spectrum import check_connected, eigenvalues, extremes
 
@@ -64,8 +63,7 @@ def eigenvalue_bounds(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> Eigenvalu
     check.non_negative(alpha=alpha)
     Q = as_float(Q)
     lam2, lamn = _spectrum(graph)
-    if is_known(Q):
-        check_quadratic(Q)
+    check_quadratic(Q)
     lam_max = jnp.linalg.eigvalsh(Q)[:, -1].max()
     lam_bar = jnp.linalg.eigvalsh(Q.mean(0))[0]
     rounding = 8 * Q.shape[1] * jnp.finfo(Q.dtype).eps * lam_max

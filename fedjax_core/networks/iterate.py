@@ -5,7 +5,6 @@ References:
   stop).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_core import check
+from fedjax_core.networks.graph import flat_rows
 from fedjax_core.types import Key, PyTree
 
 Step = Callable[[Any, Any, Any], Any]
@@ -140,10 +140,7 @@ def small_decrease(objective: Callable[[Any], jax.Array], tol: float) -> Stop:
 
 def block_norms(W: PyTree) -> jax.Array:
     r"""The norm of every node's parameters, :math:`\lVert w_i \rVert_2`; ``[n]``."""
-    squares = [
-        jnp.sum(jnp.square(w.reshape(w.shape[0], math.prod(w.shape[1:]))), axis=1)
-        for w in jax.tree.leaves(W)
-    ]
+    squares = [jnp.sum(jnp.square(flat_rows(w)), axis=1) for w in jax.tree.leaves(W)]
     return jnp.sqrt(sum(squares[1:], squares[0]))
 
 

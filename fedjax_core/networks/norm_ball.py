@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from fedjax_core.networks.graph import flat_rows
 from fedjax_core.networks.variation import lp
 
 
@@ -36,7 +37,7 @@ def project(U: ArrayLike, radius: ArrayLike, p: float) -> jax.Array:
     """
     norm = lp(p)
     U = jnp.asarray(U)
-    flat = U.reshape(U.shape[0], math.prod(U.shape[1:]))  # -1 fails without edges
+    flat = flat_rows(U)
     r = jnp.asarray(radius)[:, None]
     if math.isinf(p):
         inside = jnp.clip(flat, -r, r)

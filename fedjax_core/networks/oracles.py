@@ -14,7 +14,6 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Sections 3.3 and 4.6, (57).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +25,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.networks.graph import flat_rows
 from fedjax_core.networks.least_norm import is_known, pulled_inverse
 from fedjax_core.types import PyTree
 
@@ -284,10 +284,12 @@ def check_quadratic(Q: ArrayLike, *, definite: bool = False) -> None:
     """Raises ValueError unless every Q_i is finite, symmetric and semi-definite.
 
     Args:
-      Q: ``[n, d, d]``, concrete.
+      Q: ``[n, d, d]``; not looked at if it is traced.
       definite: ask for positive definite matrices, as the conjugates of the losses do.
     """
     Q = as_float(Q)
+    if not is_known(Q):
+        return
     slack = _check_symmetric(Q)
     finite = np.isfinite(np.asarray(Q)).all((1, 2))
     if not finite.all():
@@ -370,4 +372,4 @@ def along_rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _square_norm(x: jax.Array) -> jax.Array:
-    return (x**2).reshape(x.shape[0], math.prod(x.shape[1:])).sum(1)
+    return (flat_rows(x) ** 2).sum(1)

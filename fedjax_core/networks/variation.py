@@ -19,7 +19,13 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph, check_rows, edge_diff, unless_cut
+from fedjax_core.networks.graph import (
+    Graph,
+    check_rows,
+    edge_diff,
+    flat_rows,
+    unless_cut,
+)
 from fedjax_core.types import PyTree
 
 
@@ -59,7 +65,7 @@ def squared(strengths: PyTree = 1.0) -> Penalty:
         return _total(
             jax.tree.map(
                 lambda a, v: (
-                    a * _total(jax.tree.map(lambda x: (_flat(x) ** 2).sum(1), v))
+                    a * _total(jax.tree.map(lambda x: (flat_rows(x) ** 2).sum(1), v))
                 ),
                 strengths,
                 u,
@@ -243,17 +249,13 @@ def exact_test_set(num_features: int) -> np.ndarray:
     return np.sqrt(num_features) * np.eye(num_features)
 
 
-def _flat(x: jax.Array) -> jax.Array:
-    return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without rows
-
-
 def _total(tree: PyTree) -> jax.Array:
     return functools.reduce(jnp.add, jax.tree.leaves(tree))
 
 
 def _norm(u: PyTree, p: float) -> jax.Array:
     """The norm of p of every row over all leaves together."""
-    rows = jnp.concatenate([_flat(x) for x in jax.tree.leaves(u)], 1)
+    rows = jnp.concatenate([flat_rows(x) for x in jax.tree.leaves(u)], 1)
     size = rows * jnp.sign(rows)  # like abs, but with slope 0 at 0
     if p == math.inf:
         return size.max(1)
