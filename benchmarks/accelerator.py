@@ -27,7 +27,7 @@ from fedjax_core import (
 )
 from fedjax_core.algorithms import fedavg
 from fedjax_core.execution import choose_execution
-from fedjax_core.layers import Lowering
+from fedjax_core.models.layers import Lowering
 
 SETTINGS: dict[str, dict[Lowering, tuple[int, ...]]] = {  # clients per block
     "cifar10": {"patches": (10, 25, 50), "lax": (50,)},

@@ -37,7 +37,7 @@ from jax import lax
 from scipy import sparse
 
 from fedjax_core import client_mesh
-from fedjax_core.networks import graphs
+from fedjax_core.networks import builders
 from fedjax_core.networks.graph import Graph, degree, laplacian, over_features
 from fedjax_core.rounds import compiler_options
 
@@ -74,7 +74,7 @@ def fedgd():
     n, d, m, half = args.nodes or 10_000, 10, 20, 5
     alpha, eta = np.float32(0.05), np.float32(0.1)
     rng = np.random.default_rng(0)
-    network = graphs.erdos_renyi(n, 2 * half / (n - 1))
+    network = builders.erdos_renyi(n, 2 * half / (n - 1))
     X = rng.standard_normal((n, m, d)).astype(np.float32)
     y = np.einsum("nmd,nd->nm", X, rng.standard_normal((n, d)).astype(np.float32))
     Q = np.einsum("nmd,nme->nde", X, X) / np.float32(m)
@@ -164,7 +164,7 @@ def million():
     most = args.nodes or 1_000_000
     for n in (most // 4, most // 2, most):
         clock = time.perf_counter()
-        network = graphs.erdos_renyi(n, 8 / (n - 1))
+        network = builders.erdos_renyi(n, 8 / (n - 1))
         built = {"benchmark": args.case, "nodes": n}
         built["build_seconds"] = round(time.perf_counter() - clock, 2)
         print(json.dumps(built), flush=True)
@@ -172,9 +172,9 @@ def million():
 
 
 def star():
-    product(graphs.star(100_001), 16, split=False)
+    product(builders.star(100_001), 16, split=False)
     # As many edges without a hub.
-    product(graphs.chain(100_001), 16, split=False)
+    product(builders.chain(100_001), 16, split=False)
 
 
 {"fedgd": fedgd, "million": million, "star": star}[args.case]()

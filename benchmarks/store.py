@@ -40,7 +40,7 @@ parser.add_argument("--step", choices=["build", "store", "memory"])
 
 def build(path: Path, gigabytes: float) -> dict[str, Any]:
     """Writes the population client by client."""
-    from fedjax_core import store
+    from fedjax_core.data import store
 
     rng = np.random.default_rng(0)
     num_clients = round(gigabytes * 1e9 / (EXAMPLES * 4 * (FEATURES + 1)))
@@ -64,15 +64,9 @@ def build(path: Path, gigabytes: float) -> dict[str, Any]:
 
 def train(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Runs the rounds; returns their rate and the process's memory."""
-    from fedjax_core import (
-        FederatedData,
-        Packed,
-        models,
-        simulate,
-        store,
-        use_host_devices,
-    )
+    from fedjax_core import FederatedData, Packed, models, simulate, use_host_devices
     from fedjax_core.algorithms import fedavg
+    from fedjax_core.data import store
     from fedjax_core.run_dir import fingerprint
 
     use_host_devices(args.devices)
@@ -116,7 +110,7 @@ def train(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def in_memory(mapped: np.ndarray) -> np.ndarray:
     """A copy of an array that is memory-mapped."""
-    from fedjax_core.store import row_blocks
+    from fedjax_core.data.memmap import row_blocks
 
     copy, at = np.empty(mapped.shape, mapped.dtype), 0
     for rows in row_blocks(mapped):

@@ -30,8 +30,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_core import check, csv_files, files
-from fedjax_core.data import FederatedData
+from fedjax_core import check
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers import csv_files, files
 from fedjax_core.datasets import tables
 
 SOURCE = "https://archive.ics.uci.edu/dataset/2/adult"

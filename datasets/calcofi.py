@@ -28,10 +28,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_core import check, csv_files, files, npz
-from fedjax_core.data import FederatedData
+from fedjax_core import check
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers import csv_files, files, npz
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import tables
-from fedjax_core.files import DataFileError
 
 SOURCE = "https://calcofi.org/data/oceanographic-data/bottle-database/"
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
+from fedjax_core.data.readers.files import DataFileError, find, read_bytes
 from fedjax_core.datasets import images
-from fedjax_core.files import DataFileError, find, read_bytes
 
 SOURCE = "https://www.cs.toronto.edu/~kriz"
 _PIXELS = 3 * 32 * 32

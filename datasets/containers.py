@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import FederatedData, check_alike
-from fedjax_core.files import DataFileError
+from fedjax_core.data.packed import FederatedData, check_alike
+from fedjax_core.data.readers.files import DataFileError
 
 Arrays = dict[str, np.ndarray]
 Clients = Iterator[tuple[str, Arrays]]

@@ -16,7 +16,7 @@ References:
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 
 
 def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:

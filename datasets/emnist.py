@@ -30,7 +30,7 @@ References:
 from pathlib import Path
 
 from fedjax_core import check
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import images
 
 SOURCE = "https://www.nist.gov/itl/products-and-services/emnist-dataset (gzip.zip)"

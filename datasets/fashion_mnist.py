@@ -18,7 +18,7 @@ References:
 
 from pathlib import Path
 
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import images
 
 SOURCE = "https://github.com/zalandoresearch/fashion-mnist"

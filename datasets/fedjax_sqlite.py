@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers.files import DataFileError, find, max_unpacked
 from fedjax_core.datasets import tff
 from fedjax_core.datasets.containers import (
     Arrays,
@@ -37,7 +38,6 @@ from fedjax_core.datasets.containers import (
     open_sqlite,
     same_clients,
 )
-from fedjax_core.files import DataFileError, find, max_unpacked
 
 _URL = "https://storage.googleapis.com/gresearch/fedjax/"
 _TABLE = {"federated_data": ("client_id", "data", "num_examples")}

@@ -33,10 +33,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core import check, csv_files, files
-from fedjax_core.data import FederatedData
+from fedjax_core import check
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers import csv_files, files
+from fedjax_core.data.readers.files import DataFileError, read_bytes
 from fedjax_core.datasets import tables
-from fedjax_core.files import DataFileError, read_bytes
 
 SOURCE = "https://en.ilmatieteenlaitos.fi/download-observations"
 

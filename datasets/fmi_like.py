@@ -36,7 +36,7 @@ References:
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
 from fedjax_core.datasets import tables
 
 COLUMNS = (

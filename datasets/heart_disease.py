@@ -31,10 +31,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import check, csv_files, files
-from fedjax_core.data import FederatedData
+from fedjax_core import check
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers import csv_files, files
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import tables
-from fedjax_core.files import DataFileError
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 SOURCE = "https://archive.ics.uci.edu/dataset/45/heart+disease"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core.files import DataFileError, fits, read_bytes, shape_name
+from fedjax_core.data.readers.files import DataFileError, fits, read_bytes, shape_name
 
 _TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import npz
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
+from fedjax_core.data.readers import npz
+from fedjax_core.data.readers.files import DataFileError, find
 from fedjax_core.datasets import idx
-from fedjax_core.files import DataFileError, find
 
 COUNTS = (60_000, 10_000)  # train and test images of MNIST and its replacements
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.data import Dataset, FederatedData, Packed
+from fedjax_core.data.packed import Dataset, FederatedData, Packed
 
 Data = TypeVar("Data", Dataset, FederatedData)
 

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import files
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers import files
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import matlab, tables
-from fedjax_core.files import DataFileError
 
 SOURCE = "https://people.ee.duke.edu/~lcarin/LandmineData.zip"
 NUM_FEATURES = 9

@@ -46,7 +46,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets.containers import (
     Arrays,
     Clients,
@@ -57,7 +58,6 @@ from fedjax_core.datasets.containers import (
     one_split,
     same_clients,
 )
-from fedjax_core.files import DataFileError
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

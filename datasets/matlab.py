@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core.files import DataFileError, fits, read_bytes, shape_name
+from fedjax_core.data.readers.files import DataFileError, fits, read_bytes, shape_name
 
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15  # types of elements
 _STORED = {  # types that numbers are stored as, whatever the class of the matrix

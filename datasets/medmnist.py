@@ -35,10 +35,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_core import check, npz
-from fedjax_core.data import Dataset
+from fedjax_core import check
+from fedjax_core.data.packed import Dataset
+from fedjax_core.data.readers import npz
+from fedjax_core.data.readers.files import DataFileError, find
 from fedjax_core.datasets import images
-from fedjax_core.files import DataFileError, find
 
 SOURCE = "https://zenodo.org/records/10519652/files"
 

@@ -26,10 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import check, npz, sources
-from fedjax_core.data import Dataset, FederatedData
+from fedjax_core import check
+from fedjax_core.data import sources
+from fedjax_core.data.packed import Dataset, FederatedData
+from fedjax_core.data.readers import npz
+from fedjax_core.data.readers.files import DataFileError, find
 from fedjax_core.datasets import idx, images
-from fedjax_core.files import DataFileError, find
 
 SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/{}"
 QMNIST_SOURCE = "https://github.com/facebookresearch/qmnist"

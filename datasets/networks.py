@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_core.networks import graphs
-from fedjax_core.networks.erm import linear_data
+from fedjax_core.arrays import as_float, check_finite
+from fedjax_core.networks import builders
 from fedjax_core.networks.graph import Graph
-from fedjax_core.networks.oracles import as_float, check_finite
+from fedjax_core.networks.theory.erm import linear_data
 from fedjax_core.types import Key
 
 
@@ -159,20 +159,20 @@ def clustered_linear(
       noise_std: >= 0.
 
     Raises:
-      ValueError: as `graphs.stochastic_block` and `network_linear`, or w_true is not
+      ValueError: as `builders.stochastic_block` and `network_linear`, or w_true is not
         one row per cluster.
       TypeError: sizes or m not ints.
 
     References:
       Jung, (146), for the structure; the probabilities are ours.
     """
-    cluster = graphs.block_labels(sizes)
+    cluster = builders.block_labels(sizes)
     W = as_float(w_true)
     if W.ndim != 2 or len(W) != len(sizes):
         raise ValueError(f"w_true must have shape ({len(sizes)}, d), got {W.shape}.")
     graph_key, data_key = jax.random.split(key)
     seed = int(jax.random.bits(graph_key, dtype=jnp.uint32))
-    graph = graphs.stochastic_block(sizes, p_in, p_out, seed)
+    graph = builders.stochastic_block(sizes, p_in, p_out, seed)
     data = network_linear(data_key, graph, m, W[cluster], noise_std)
     return LinearClusters(graph, cluster, data)
 
@@ -183,7 +183,7 @@ def two_class_means(
     r"""Draws a vector :math:`\mathcal{N}(c_i \mathbf{1}, I)` for nodes of two classes.
 
     The means tell the classes apart, the better the longer the vectors;
-    `graphs.ranked_choices` joins nodes by them.
+    `builders.ranked_choices` joins nodes by them.
 
     Args:
       key: of the draw.
@@ -199,7 +199,7 @@ def two_class_means(
     """
     if len(sizes) != 2:
         raise ValueError(f"sizes must be two, got {sizes!r}.")
-    label = 2.0 * jnp.asarray(graphs.block_labels(sizes)) - 1
+    label = 2.0 * jnp.asarray(builders.block_labels(sizes)) - 1
     mask = _rows(m, len(label))
     x = label[:, None] + jax.random.normal(key, mask.shape, label.dtype)
     x = jnp.where(mask, x, 0)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
 
 # Ten classes that can be told apart, calmer than matplotlib's own.
 _TEN = [

@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import files
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers import files
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import matlab, tables
-from fedjax_core.files import DataFileError
 
 SOURCE = "https://github.com/jiayuzhou/MALSAR (data/school.mat)"
 NUM_FEATURES = 28

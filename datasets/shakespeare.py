@@ -30,10 +30,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedjax_core import check
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers.files import DataFileError, read_bytes
 from fedjax_core.datasets import characters
 from fedjax_core.datasets.containers import json_object
-from fedjax_core.files import DataFileError, read_bytes
 
 _SPEAKER = re.compile(r"\*\*(.+?)\*\*")
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
 from fedjax_core.datasets.partition import _common as common
 
 Truth = dict[str, np.ndarray]

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import check, npz, sources
-from fedjax_core.data import FederatedData
-from fedjax_core.files import DataFileError
+from fedjax_core import check
+from fedjax_core.data import sources
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers import npz
+from fedjax_core.data.readers.files import DataFileError
 
 _LARGEST = float(np.finfo(np.float32).max)
 _LOG = logging.getLogger("fedjax_core")

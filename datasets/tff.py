@@ -61,7 +61,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers.files import DataFileError, find
 from fedjax_core.datasets import characters, tff_hdf5, tff_sqlite
 from fedjax_core.datasets.containers import (
     Arrays,
@@ -70,7 +71,6 @@ from fedjax_core.datasets.containers import (
     one_split,
     same_clients,
 )
-from fedjax_core.files import DataFileError, find
 
 PAD, BOS, EOS, FIRST_WORD = 0, 1, 2, 3  # ids of the words of Stack Overflow
 _URL = "https://storage.googleapis.com/tff-datasets-public/"

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fedjax_core.data.readers.files import DataFileError, max_unpacked
 from fedjax_core.datasets.containers import Arrays, Clients, choose
-from fedjax_core.files import DataFileError, max_unpacked
 
 _REFERENCE = np.dtype([("length", "<u4"), ("heap", "<u8"), ("number", "<u4")])
 

@@ -16,14 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_core.data.readers.files import DataFileError, max_unpacked
 from fedjax_core.datasets import tf_example
-from fedjax_core.datasets.containers import (
-    Arrays,
-    Clients,
-    choose,
-    open_sqlite,
-)
-from fedjax_core.files import DataFileError, max_unpacked
+from fedjax_core.datasets.containers import Arrays, Clients, choose, open_sqlite
 
 _CHUNK = 1 << 20
 _MEMORY_LIMIT = 1 << 30  # of the LZMA dictionary: its strongest preset needs 65 MiB

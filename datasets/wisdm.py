@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import csv_files, files
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers import csv_files, files
+from fedjax_core.data.readers.files import DataFileError, read_bytes
 from fedjax_core.datasets import tables
-from fedjax_core.files import DataFileError, read_bytes
 
 ACTIVITIES = (*("Walking", "Jogging", "Upstairs", "Downstairs", "Sitting", "Standing"),)
 """Name of class 0, 1, ..., the most frequent first."""

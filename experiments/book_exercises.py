@@ -21,11 +21,10 @@ from rich.table import Table
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import hypergeom
 
-from fedjax_core import attacks, check, private_features, robust
+from fedjax_core import attacks, check, privacy, robust
 from fedjax_core.algorithms.networks import consensus, fedgd, fedrelax, vertical
-from fedjax_core.data_poisoning import (
+from fedjax_core.attacks.data import (
     Trigger,
-    arrival,
     attack_success,
     clean_error,
     plant_backdoor,
@@ -33,20 +32,20 @@ from fedjax_core.data_poisoning import (
 )
 from fedjax_core.datasets import fmi_like
 from fedjax_core.networks import (
-    contraction,
-    erm,
-    graphs,
+    builders,
     gtvmin,
-    network,
+    operators,
     oracles,
     schedules,
     spectrum,
 )
+from fedjax_core.networks.attacks import arrival
 from fedjax_core.networks.descent import gradient_step
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import iterate
-from fedjax_core.networks.oversight import validation_error
 from fedjax_core.networks.robust_loss import least_absolute_deviations
+from fedjax_core.networks.theory import contraction, erm
+from fedjax_core.networks.theory.oversight import validation_error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,27 +214,27 @@ def exercise_3_1(experiment: Experiment) -> list[Row]:
         Row(
             f"lambda_n, chain of {n}",
             2 + 2 * math.cos(math.pi / n),
-            largest(graphs.chain(n)),
+            largest(builders.chain(n)),
         )
         for n in (10, 100)
     ]
-    even = graphs.cycle(10)
+    even = builders.cycle(10)
     rows.append(Row("lambda_n, cycle of 10", 4, largest(even)))
-    drawn = [graphs.erdos_renyi(20, 0.2, experiment.seed + k) for k in range(10)]
+    drawn = [builders.erdos_renyi(20, 0.2, experiment.seed + k) for k in range(10)]
     beyond = [largest(g) > spectrum.largest_bound(g) * (1 + 1e-6) for g in drawn]
     return [*rows, Row("of 10 networks, above 2 d_max", 0, sum(beyond))]
 
 
 def exercise_3_11(experiment: Experiment) -> list[Row]:
     """The average by GTVMin: f_i(w) = (w - y_i)^2, and a large alpha."""
-    graph = graphs.k_random_neighbours(20, 3, experiment.seed)
+    graph = builders.k_random_neighbours(20, 3, experiment.seed)
     y = np.random.default_rng(experiment.seed).normal(size=(20, 1))
     alphas = np.array([0.01, 0.1, 1, 10, 100])
     W = _averages(graph, np.ones(20), y, alphas)
     far = np.linalg.norm(W - y.mean(), axis=1)
     lam2 = spectrum.extremes(graph).second
     limit = np.linalg.norm(y - y.mean()) / (1 + alphas * lam2)
-    pair = _averages(graphs.chain(2), np.ones(2), np.array([[0.0], [1]]), [1.0])
+    pair = _averages(builders.chain(2), np.ones(2), np.array([[0.0], [1]]), [1.0])
     return [
         Row("largest |mean w - mean y|", 0, np.abs(W.mean(1) - y.mean()).max()),
         Row("of 5 alphas, beyond the bound", 0, (far > limit * (1 + 1e-9)).sum()),
@@ -249,7 +248,7 @@ def exercise_3_12(experiment: Experiment) -> list[Row]:
     """The average over a star, whose centre has no loss: exact for every alpha."""
     y = np.random.default_rng([experiment.seed, 3]).normal(3, 1, (6, 1))
     alphas = np.array([0.01, 1, 100])
-    W = _averages(graphs.star(6), np.r_[0, np.ones(5)], y, alphas)
+    W = _averages(builders.star(6), np.r_[0, np.ones(5)], y, alphas)
     expected = y[1:].mean()
     return [
         Row(f"w of the centre, alpha = {alpha:g}", expected, w[0])
@@ -273,7 +272,7 @@ def exercise_3_13(experiment: Experiment) -> list[Row]:
             method = fedgd.from_oracle(
                 graph, lambda W, t, key: 2 * (W - y), alpha=alpha, eta=eta
             )
-            return network.run(method, jnp.zeros((n, 1)), 2)[0][0, 0]
+            return operators.run(method, jnp.zeros((n, 1)), 2)[0][0, 0]
 
         return jax.grad(estimate)(jnp.zeros((n, 1)))[:, 0]
 
@@ -324,7 +323,7 @@ def exercise_5_1(experiment: Experiment) -> list[Row]:
         501: (0.708961, 1.002),
         600: (0.881205, 1.2),
     }
-    graph, eta = graphs.chain(2), 0.0005
+    graph, eta = builders.chain(2), 0.0005
     networks = [
         (np.reshape(scale, (2, 1, 1)), -2 * np.reshape(scale, (2, 1)) * centre)
         for scale, centre in (
@@ -375,7 +374,7 @@ def exercise_6_2(experiment: Experiment) -> list[Row]:
     rows = [Row("largest |vertical GD - GD|", 0, np.abs(apart - together).max())]
     for alpha, b in ((1.0, 1.0), (1e4, 1.0), (1.0, 1e4)):
         stats = vertical.lifted_statistics(columns, y, 0, b)
-        matrix, vector = gtvmin.system(graphs.chain(3), stats.Q, stats.q, alpha)
+        matrix, vector = gtvmin.system(builders.chain(3), stats.Q, stats.q, alpha)
         Z = jnp.linalg.solve(matrix, -vector / 2).reshape(3, -1)
         w = vertical.assemble(columns, vertical.read_out(columns, Z))
         quantity = f"error of w, alpha {alpha:g}, b {b:g}"
@@ -394,7 +393,7 @@ def exercise_7_1(experiment: Experiment) -> list[Row]:
         for k in range(e.trials):
             rng = np.random.default_rng([e.seed, k, 7])
             means = c + rng.standard_normal(100) / np.sqrt(m)
-            choices = graphs.ranked_choices(means, seed=e.trials * e.seed + k)
+            choices = builders.ranked_choices(means, seed=e.trials * e.seed + k)
             wrong.append((c[choices] != c[:, None]).any(1).mean())
         return np.array(wrong)
 
@@ -433,8 +432,8 @@ def exercise_9_5(experiment: Experiment) -> list[Row]:
         return 1 - ((y - features @ w) ** 2).sum() / (y**2).sum()
 
     def private(s):
-        c = private_features.cross_covariance(X, s)
-        return private_features.private_projection(c).matrix
+        c = privacy.cross_covariance(X, s)
+        return privacy.private_projection(c).matrix
 
     F = private(hour)
     Z, literal = X @ F, X @ private(temperature)
@@ -452,7 +451,7 @@ def exercise_10_2(experiment: Experiment) -> list[Row]:
     """Poisoning near or distant stations until node 1's MSE is 20 % higher."""
     e = experiment
     data, place = fmi_like.daily(e.num_stations, 30, seed=e.seed)
-    graph = graphs.knn_points(place, 4, "geodesic")
+    graph = builders.knn_points(place, 4, "geodesic")
 
     def stacked(split):
         clients = [data.splits[split].client(i) for i in range(e.num_stations)]
@@ -468,7 +467,7 @@ def exercise_10_2(experiment: Experiment) -> list[Row]:
         local = oracles.least_squares_statistics(bad_X, bad_y)
         eta = gtvmin.default_rate(graph, local.Q, alpha)
         method = fedgd.make(graph, oracles.quadratic(*local), alpha=alpha, eta=eta)
-        W, _ = network.run(method, jnp.zeros((e.num_stations, X.shape[2])), e.rounds)
+        W, _ = operators.run(method, jnp.zeros((e.num_stations, X.shape[2])), e.rounds)
         return validation_error(W, held_X, held_y)[0]
 
     hops = np.asarray(arrival(graph, jnp.arange(e.num_stations) == 0))
@@ -497,14 +496,16 @@ def exercise_10_2(experiment: Experiment) -> list[Row]:
 def exercise_10_3(experiment: Experiment) -> list[Row]:
     """A back door between 3 and 4 o'clock; success is 40 °C, give or take 15."""
     e = experiment
-    graph = graphs.complete(5)
+    graph = builders.complete(5)
     hours = np.stack([fmi_like.hourly(seed=5 * e.seed + i) for i in range(5)])
     X = jax.nn.one_hot(hours[..., -1].astype(int) - 1, 24, dtype=float)
     y = jnp.asarray(hours[..., 0])
     trigger, target, reach = Trigger.hour(3), 40.0, 15.0
     attacked = jnp.zeros(y.shape, bool).at[4, ::2].set(True)
     bad = plant_backdoor(X, y, attacked, trigger, target)
-    trim = network.aggregate_by(lambda x, weights: robust.trim_extremes(x, weights, 1))
+    trim = operators.aggregate_by(
+        lambda x, weights: robust.trim_extremes(x, weights, 1)
+    )
     runs = {
         "clean": (X, y, None),
         "attacked": (*bad, None),
@@ -515,7 +516,7 @@ def exercise_10_3(experiment: Experiment) -> list[Row]:
         local = oracles.least_squares_statistics(features, labels)
         method = fedrelax.make_quadratic(graph, local.Q, local.q, alpha=1.0)
         method = method._replace(aggregate=rule)
-        W, _ = network.run(method, jnp.zeros((5, 24)), e.rounds)
+        W, _ = operators.run(method, jnp.zeros((5, 24)), e.rounds)
 
         def predict(x, w=W[0]):
             return x @ w

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_core import RunDirError, use_host_devices
-from fedjax_core.files import DataFileError
+from fedjax_core.data.readers.files import DataFileError
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",

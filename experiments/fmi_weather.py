@@ -25,9 +25,9 @@ from rich.table import Table
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks import fedrelax
-from fedjax_core.data import Packed
+from fedjax_core.data.packed import Packed
 from fedjax_core.datasets import fmi, fmi_like
-from fedjax_core.networks import graphs, gtvmin, network
+from fedjax_core.networks import builders, gtvmin, operators
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
 
@@ -141,7 +141,7 @@ def load(experiment: Experiment) -> list[Problem]:
     problems = []
     for data, place in drawn:
         train, test = data.splits["train"], data.splits["test"]
-        graph = graphs.knn_points(place, experiment.num_neighbours, "geodesic")
+        graph = builders.knn_points(place, experiment.num_neighbours, "geodesic")
         sizes = np.diff(train.offsets)
         late = np.maximum(1, sizes // 5)
         parts = (
@@ -190,7 +190,7 @@ def relax(
     with jax.enable_x64(True):
         method = fedrelax.make_quadratic(outcome.problem.graph, Q, q, alpha=alpha)
         size = np.linalg.norm(solution)
-        _, distance = network.run(
+        _, distance = operators.run(
             method,
             jnp.zeros_like(q),
             rounds,

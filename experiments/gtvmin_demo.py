@@ -31,20 +31,16 @@ from fedjax_core.algorithms.networks import fedgd, fedrelax
 from fedjax_core.datasets.networks import network_linear
 from fedjax_core.networks import (
     asynchronous,
-    contraction,
-    graphs,
+    builders,
     gtvmin,
-    network,
+    operators,
     plots,
     spectrum,
 )
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import block_max_norm
-from fedjax_core.networks.oracles import (
-    Quadratic,
-    least_squares_statistics,
-    quadratic,
-)
+from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
+from fedjax_core.networks.theory import contraction
 from fedjax_core.types import Key
 
 METHODS: tuple[str, ...] = ("alone", "network", "one model for all", "oracle")
@@ -86,7 +82,7 @@ class Experiment:
     out: Path = Path("runs/gtvmin_demo")
 
     def __post_init__(self):
-        graphs.block_labels(self.sizes)
+        builders.block_labels(self.sizes)
         check.in_range(0, 1, p_in=self.p_in, p_out=self.p_out)
         check.positive(noise_std=self.noise_std)
         check.non_negative(graph_seed=self.graph_seed)
@@ -166,7 +162,7 @@ def build(experiment: Experiment) -> Graph:
       ValueError: it is not connected.
     """
     e = experiment
-    graph = graphs.stochastic_block(e.sizes, e.p_in, e.p_out, e.graph_seed)
+    graph = builders.stochastic_block(e.sizes, e.p_in, e.p_out, e.graph_seed)
     spectrum.check_connected(graph)
     return graph
 
@@ -174,7 +170,7 @@ def build(experiment: Experiment) -> Graph:
 def draw(experiment: Experiment, graph: Graph, key: Key, m: ArrayLike) -> Problem:
     """Draws parameters and, for every node, its first m of the most examples."""
     e = experiment
-    label, most = graphs.block_labels(e.sizes), max(e.num_examples)
+    label, most = builders.block_labels(e.sizes), max(e.num_examples)
     cluster_key, example_key = jax.random.split(key)
     W = jax.random.normal(cluster_key, (len(e.sizes), e.num_features))[label]
     X, y, _, _ = network_linear(example_key, graph, most, W, noise_std=e.noise_std)
@@ -191,7 +187,7 @@ def solve(graph: Graph, problem: Problem, alpha: ArrayLike) -> jax.Array:
 def sweep(experiment: Experiment, graph: Graph) -> Sweep:
     """All seeds, numbers of examples and alphas in one compiled program."""
     e = experiment
-    label = graphs.block_labels(e.sizes)
+    label = builders.block_labels(e.sizes)
     member = jnp.asarray(label == np.arange(len(e.sizes))[:, None], float)
 
     def one(key, m, alphas):
@@ -263,7 +259,7 @@ def converge(
     runs = {}
     for name, (method, norm, factor) in methods.items():
         start = norm(solution)
-        _, error = network.run(
+        _, error = operators.run(
             method,
             jnp.zeros_like(q),
             rounds,

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedjax_core import Model, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
-from fedjax_core.data import FederatedData, Packed
+from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.datasets import heart_disease
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_core import check
-from fedjax_core.data import Dataset, FederatedData
+from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import digits, partition, plots
 
 _INK, _PAPER = "#5a5a5a", "#f5f5f2"

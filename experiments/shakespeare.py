@@ -21,8 +21,8 @@ from rich.table import Table
 
 from fedjax_core import FederatedData, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters, shakespeare
-from fedjax_core.files import DataFileError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,20 +22,16 @@ from fedjax_core.algorithms.networks import fedavg, fedgd, fedsgd
 from fedjax_core.datasets.networks import network_linear
 from fedjax_core.networks import (
     asynchronous,
-    contraction,
-    graphs,
+    builders,
     gtvmin,
-    network,
+    operators,
     plots,
     schedules,
 )
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import block_max_norm
-from fedjax_core.networks.oracles import (
-    Quadratic,
-    least_squares_statistics,
-    quadratic,
-)
+from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
+from fedjax_core.networks.theory import contraction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +114,7 @@ def draw(experiment: Experiment) -> Problem:
     angle = 2 * np.pi * np.arange(e.num_nodes) / e.num_nodes
     phase = np.arange(e.num_features)
     W_true = 1 + 0.3 * np.sin(angle[:, None] + phase)
-    graph, key = graphs.cycle(e.num_nodes), jax.random.key(e.seed)
+    graph, key = builders.cycle(e.num_nodes), jax.random.key(e.seed)
     X, y, _, _ = network_linear(key, graph, e.num_examples, W_true, noise_std=0.1)
     return Problem(graph, X, y, least_squares_statistics(X, y))
 
@@ -131,11 +127,11 @@ def fedgd_with_a_server(experiment: Experiment, problem: Problem) -> Run:
     method = fedgd.make(
         graph, quadratic(Q, q), alpha=alpha, eta=contraction.optimal_rate(low, high)
     )
-    _, error = network.run(
+    _, error = operators.run(
         method,
         jnp.zeros_like(q),
         experiment.rounds,
-        channel=network.relay,
+        channel=operators.relay,
         record=lambda W: jnp.linalg.norm(W - solution),
     )
     return _run(error, jnp.linalg.norm(solution), contraction.optimal_factor(low, high))
@@ -154,7 +150,7 @@ def fedavg_with_batches(experiment: Experiment, problem: Problem) -> Run:
         local_steps=e.local_steps,
         clients=e.num_nodes // 2,
     )
-    _, error = network.run(
+    _, error = operators.run(
         method,
         jnp.zeros_like(q),
         e.rounds,

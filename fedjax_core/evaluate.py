@@ -15,11 +15,11 @@ from jax import lax
 
 from fedjax_core import check
 from fedjax_core import metrics as metrics_lib
-from fedjax_core.data import FederatedData, Packed
+from fedjax_core.data.memmap import gather
+from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.devices import Spec, ship
 from fedjax_core.metrics import Mean
 from fedjax_core.rounds import replicated
-from fedjax_core.store import gather
 from fedjax_core.types import Batch, Metrics, Params, PyTree
 
 # Rows added up before they join a larger sum, and bytes shipped at once.

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.data import Packed
+from fedjax_core.data.packed import Packed
 from fedjax_core.devices import client_mesh
-from fedjax_core.model import Model
+from fedjax_core.models.model import Model
 from fedjax_core.plan import num_steps
 from fedjax_core.types import Execution, LocalWork, Params, PyTree
 

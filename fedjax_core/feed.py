@@ -13,13 +13,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_core.data import Packed
+from fedjax_core.data.memmap import gather, row_blocks
+from fedjax_core.data.packed import Packed
 from fedjax_core.devices import ship, ship_cohort
 from fedjax_core.execution import round_operations
 from fedjax_core.participation import Participation, Poisson
 from fedjax_core.plan import Capacity, Draft, fit, usual_capacity
 from fedjax_core.result import Result
-from fedjax_core.store import gather, row_blocks
 from fedjax_core.types import Cohort, Execution, LocalWork
 
 # About a second of rounds, by what a CPU and an accelerator can do in one.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import Packed
+from fedjax_core.data.packed import Packed
 from fedjax_core.devices import ship_cohort
 from fedjax_core.random import hash64, mix64
 from fedjax_core.types import Cohort, Execution, LocalWork, Queue

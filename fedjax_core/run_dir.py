@@ -32,7 +32,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
 from fedjax_core.types import PyTree
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.client_store import HostStore
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
 from fedjax_core.devices import ship
 from fedjax_core.evaluate import compile_evaluation
 from fedjax_core.execution import choose_execution, num_parameters
@@ -28,7 +28,7 @@ from fedjax_core.feed import (
     check_shippable,
 )
 from fedjax_core.history import History
-from fedjax_core.model import Model
+from fedjax_core.models.model import Model
 from fedjax_core.participation import Participation, Uniform
 from fedjax_core.plan import check_work
 from fedjax_core.progress import RoundsBar

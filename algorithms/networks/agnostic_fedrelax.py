@@ -25,15 +25,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.descent import by_row
+from fedjax_core.arrays import as_float, by_row, wide_if_known
+from fedjax_core.linalg import inverse_of_sum, least_norm_solve
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.least_norm import (
-    inverse_of_sum,
-    least_norm_solve,
-    wide_if_known,
-)
-from fedjax_core.networks.network import Operator, keep_rows, message_sum
-from fedjax_core.networks.oracles import as_float
+from fedjax_core.networks.operators import Operator, keep_rows, message_sum
 from fedjax_core.types import PyTree
 
 

@@ -23,9 +23,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.linalg import least_norm_solve
 from fedjax_core.networks.graph import Graph, edge_diff
 from fedjax_core.networks.iterate import block_norms
-from fedjax_core.networks.least_norm import least_norm_solve
 from fedjax_core.networks.oracles import Quadratic
 from fedjax_core.networks.projections import check_clusters
 from fedjax_core.networks.spectrum import components

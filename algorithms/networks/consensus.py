@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjax_core.networks.contraction import check_rate as check_gradient_rate
+from fedjax_core.arrays import as_float
 from fedjax_core.networks.descent import Rate, gradient_step
 from fedjax_core.networks.graph import Graph, degree, laplacian
 from fedjax_core.networks.iterate import iterate
-from fedjax_core.networks.oracles import as_float
+from fedjax_core.networks.theory.contraction import check_rate as check_gradient_rate
 from fedjax_core.types import PyTree
 
 

@@ -28,7 +28,7 @@ from fedjax_core import check
 from fedjax_core.algorithms.networks.fedgd import Oracle
 from fedjax_core.algorithms.networks.single_model import from_oracle
 from fedjax_core.networks.descent import Rate
-from fedjax_core.networks.network import Operator
+from fedjax_core.networks.operators import Operator
 
 
 def make(

@@ -5,7 +5,7 @@ r"""FedGD: gradient steps on GTVMin, from a node's own loss and its neighbours' 
   w_i \leftarrow w_i - \eta_{t,i} \Bigl[ \nabla f_i(w_i)
       + 2 \alpha \sum_{j} A_{ij} (w_i - w_j) \Bigr]
 
-Through a synchronisation server it is the same: pass `network.relay` as the
+Through a synchronisation server it is the same: pass `operators.relay` as the
 channel.
 
 References:
@@ -18,11 +18,13 @@ import jax
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks import contraction, gtvmin
-from fedjax_core.networks.descent import Rate, by_row, check_positive_rate, rate_at
+from fedjax_core.arrays import by_row
+from fedjax_core.networks import gtvmin
+from fedjax_core.networks.descent import Rate, check_positive_rate, rate_at
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.network import Operator, Round
+from fedjax_core.networks.operators import Operator, Round
 from fedjax_core.networks.oracles import Losses
+from fedjax_core.networks.theory import contraction
 from fedjax_core.types import Key, PyTree
 
 Oracle = Callable[[PyTree, Round, Key | None], PyTree]

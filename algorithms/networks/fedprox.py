@@ -20,12 +20,10 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedavg import subset
-from fedjax_core.networks.least_norm import (
-    solve_in_range,
-    wide_if_known,
-)
-from fedjax_core.networks.network import Operator, average
-from fedjax_core.networks.oracles import Losses, as_float
+from fedjax_core.arrays import as_float, wide_if_known
+from fedjax_core.linalg import solve_in_range
+from fedjax_core.networks.operators import Operator, average
+from fedjax_core.networks.oracles import Losses
 
 
 def make(

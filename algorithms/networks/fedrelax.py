@@ -20,15 +20,12 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.descent import by_row
+from fedjax_core.arrays import as_float, by_row
+from fedjax_core.linalg import least_norm_solve, pulled_inverse
+from fedjax_core.networks.coupling import coupled_inverse
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.least_norm import (
-    coupled_inverse,
-    least_norm_solve,
-    pulled_inverse,
-)
-from fedjax_core.networks.network import Operator
-from fedjax_core.networks.oracles import Losses, as_float, check_quadratic
+from fedjax_core.networks.operators import Operator
+from fedjax_core.networks.oracles import Losses, check_quadratic
 
 
 def make(graph: Graph, losses: Losses, *, alpha: ArrayLike) -> Operator:

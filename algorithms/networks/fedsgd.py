@@ -23,10 +23,10 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedgd import Oracle, from_oracle
+from fedjax_core.arrays import as_float, as_mask
 from fedjax_core.networks.descent import Rate
-from fedjax_core.networks.graph import Graph, as_mask
-from fedjax_core.networks.network import Operator
-from fedjax_core.networks.oracles import as_float
+from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.operators import Operator
 from fedjax_core.types import Key, PyTree
 
 

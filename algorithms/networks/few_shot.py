@@ -14,7 +14,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.oracles import Quadratic, as_float, check_finite
+from fedjax_core.arrays import as_float, check_finite
+from fedjax_core.networks.oracles import Quadratic
 
 
 def one_vs_rest(X: ArrayLike, label: ArrayLike, num_categories: int) -> Quadratic:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from fedjax_core.arrays import as_float
 from fedjax_core.networks.descent import Rate, check_positive_rate, rate_at
 from fedjax_core.networks.iterate import iterate
-from fedjax_core.networks.oracles import as_float
 
 
 def online_gd(X: ArrayLike, y: ArrayLike, eta: Rate) -> jax.Array:

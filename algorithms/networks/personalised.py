@@ -19,14 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from fedjax_core.arrays import flat_rows
 from fedjax_core.networks.descent import Rate, gradient_step
-from fedjax_core.networks.graph import (
-    Graph,
-    edge_diff,
-    flat_rows,
-    laplacian,
-    unless_cut,
-)
+from fedjax_core.networks.graph import Graph, edge_diff, laplacian, unless_cut
 from fedjax_core.networks.iterate import Step
 from fedjax_core.networks.oracles import Losses
 from fedjax_core.types import PyTree

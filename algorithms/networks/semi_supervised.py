@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_core.networks.descent import by_row
-from fedjax_core.networks.graph import Graph, as_mask, degree, laplacian
+from fedjax_core.arrays import as_mask, by_row
+from fedjax_core.networks.graph import Graph, degree, laplacian
 from fedjax_core.networks.iterate import block_norms
 from fedjax_core.networks.oracles import Losses, Quadratic
 from fedjax_core.networks.spectrum import components

@@ -23,13 +23,11 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedgd import Oracle
-from fedjax_core.networks.descent import Rate, by_row, check_positive_rate, rate_at
-from fedjax_core.networks.least_norm import (
-    solve_in_range,
-    wide_if_known,
-)
-from fedjax_core.networks.network import Operator, average
-from fedjax_core.networks.oracles import Losses, as_float
+from fedjax_core.arrays import as_float, by_row, wide_if_known
+from fedjax_core.linalg import solve_in_range
+from fedjax_core.networks.descent import Rate, check_positive_rate, rate_at
+from fedjax_core.networks.operators import Operator, average
+from fedjax_core.networks.oracles import Losses
 
 
 def make(losses: Losses, *, eta: Rate, local_steps: int = 1) -> Operator:

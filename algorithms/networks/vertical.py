@@ -38,10 +38,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import as_float
+from fedjax_core.linalg import pinv
 from fedjax_core.networks.descent import Rate, gradient_step
 from fedjax_core.networks.iterate import iterate
-from fedjax_core.networks.least_norm import pinv
-from fedjax_core.networks.oracles import Quadratic, as_float
+from fedjax_core.networks.oracles import Quadratic
 
 
 class Columns(NamedTuple):

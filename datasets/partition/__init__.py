@@ -23,9 +23,7 @@ NumPy's global generator is neither read nor changed.
 | `domains` | equal per domain | as each domain |
 """
 
-from fedjax_core.datasets.partition._alternating_dirichlet import (
-    alternating_dirichlet,
-)
+from fedjax_core.datasets.partition._alternating_dirichlet import alternating_dirichlet
 from fedjax_core.datasets.partition._balancedness import balancedness
 from fedjax_core.datasets.partition._classes_per_client import classes_per_client
 from fedjax_core.datasets.partition._clusters import Clustered

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import Dataset, FederatedData, Packed
+from fedjax_core.data.packed import Dataset, FederatedData, Packed
 from fedjax_core.datasets.partition import _common as common
 from fedjax_core.datasets.partition._iid import iid
 

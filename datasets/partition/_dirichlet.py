@@ -5,7 +5,7 @@ import operator
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import Dataset, FederatedData
+from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets.partition import _common as common
 
 

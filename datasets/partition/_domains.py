@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
+from fedjax_core.data.splits import merge
 from fedjax_core.datasets.partition import _common as common
 from fedjax_core.datasets.partition._clusters import Clustered
-from fedjax_core.splits import merge
 
 
 def domains(

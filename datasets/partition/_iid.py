@@ -1,7 +1,7 @@
 """Random examples, equal sizes."""
 
 from fedjax_core import check
-from fedjax_core.data import Dataset, FederatedData
+from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets.partition import _common as common
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets.partition import _common as common
 from fedjax_core.datasets.partition._clusters import (
     Clustered,

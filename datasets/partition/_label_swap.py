@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets.partition import _common as common
 from fedjax_core.datasets.partition._clusters import (
     Clustered,

@@ -1,7 +1,7 @@
 """Clients as the data names them."""
 
-from fedjax_core import sources
-from fedjax_core.data import Dataset, FederatedData
+from fedjax_core.data import sources
+from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets.partition import _common as common
 
 

@@ -27,9 +27,10 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import as_float
 from fedjax_core.networks.graph import Graph, check_rows, degree
 from fedjax_core.networks.iterate import check_count, iterate
-from fedjax_core.networks.network import (
+from fedjax_core.networks.operators import (
     Channel,
     Operator,
     collect,
@@ -37,7 +38,6 @@ from fedjax_core.networks.network import (
     keep_rows,
     split,
 )
-from fedjax_core.networks.oracles import as_float
 from fedjax_core.types import Key, PyTree
 
 
@@ -118,7 +118,7 @@ def run(
 ) -> tuple[PyTree, Any]:
     """Executes every event of a schedule; all active and no delay is a synchronous run.
 
-    It equals `network.run`, with the same channel and key, then up to rounding.
+    It equals `operators.run`, with the same channel and key, then up to rounding.
 
     What nodes sent at the last ``max_delay + 1`` events is kept in a ring
     ``[max_delay + 1, n, ...]``. A node emits at every event, active or not.
@@ -130,7 +130,7 @@ def run(
       W: where to start, leaves ``[n, ...]``.
       key: for methods that draw.
       record: ``(W) -> pytree``, kept after every event.
-      channel: what happens to messages on their way, as for `network.step`. It gets
+      channel: what happens to messages on their way, as for `operators.step`. It gets
         those that are read at event t, old ones too.
 
     Returns:

@@ -11,18 +11,20 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.mechanisms import add_gaussian, add_laplace
-from fedjax_core.networks.graph import Graph, degree, flat_rows
-from fedjax_core.networks.network import Operator, Round
-from fedjax_core.networks.oracles import Losses, along_rows
+from fedjax_core.arrays import along_rows, flat_rows, norms
+from fedjax_core.networks.graph import Graph, degree, num_neighbours
+from fedjax_core.networks.operators import Operator, Round
+from fedjax_core.networks.oracles import Losses
+from fedjax_core.privacy.mechanisms import add_gaussian, add_laplace
+from fedjax_core.robust.rules import require_int
 from fedjax_core.transform import Message, Transform, stateless
 from fedjax_core.types import Key, PyTree
-from fedjax_core.weiszfeld import norms
 
 
 def fedrelax_by_norm(
@@ -204,3 +206,27 @@ def _add_up(x: jax.Array, graph: Graph) -> jax.Array:
     return jax.ops.segment_sum(
         x, graph.target, graph.num_nodes, indices_are_sorted=True
     )
+
+
+def check_suspects(graph: Graph, b: Any) -> None:
+    """Refuses a network where some node has too few neighbours for b suspected ones.
+
+    Args:
+      graph: its edges of weight 0 do not count.
+      b: an int, or ``[n]`` ints.
+
+    Raises:
+      ValueError: b < 0 or 2b >= K at a node with K neighbours (which a node without
+        any always is); names the node.
+      TypeError: b is not of ints.
+    """
+    count = np.asarray(num_neighbours(graph))
+    require_int(b)
+    b = np.broadcast_to(np.asarray(b), count.shape)
+    wrong = np.flatnonzero((b < 0) | (b >= count - b))
+    if wrong.size:
+        i = wrong[0]
+        raise ValueError(
+            f"b must be >= 0 and 2b less than the number of neighbours, got b = {b[i]} "
+            f"for node {i} with {count[i]}."
+        )

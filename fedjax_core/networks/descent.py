@@ -18,8 +18,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import as_float, by_row
 from fedjax_core.networks.iterate import Step
-from fedjax_core.networks.oracles import as_float
 from fedjax_core.reduce import select
 from fedjax_core.types import Key, PyTree
 
@@ -269,21 +269,3 @@ def check_positive_rate(eta: Rate) -> None:
 def rate_at(eta: Rate, t: jax.Array) -> ArrayLike:
     """The rate of step t, one number or ``[n]``."""
     return eta(t) if callable(eta) else eta
-
-
-def by_row(value: ArrayLike, like: jax.Array) -> jax.Array:
-    """One number, or one per row, shaped and typed to multiply rows of `like`.
-
-    Raises:
-      ValueError: several numbers, but not one per row.
-      TypeError: `like` holds ints, to which no rate can be rounded.
-    """
-    if not jnp.issubdtype(like.dtype, jnp.inexact):
-        raise TypeError(f"parameters must be floats, got dtype {like.dtype}.")
-    value = jnp.asarray(value, like.dtype)
-    if value.shape not in ((), like.shape[:1]):
-        raise ValueError(
-            f"rows of shape {like.shape} need one number or one each, shape "
-            f"{like.shape[:1]}, got shape {value.shape}."
-        )
-    return value.reshape(value.shape + (1,) * (like.ndim - 1)) if value.ndim else value

@@ -23,9 +23,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import along_rows, as_float
 from fedjax_core.networks import gtvmin, oracles
 from fedjax_core.networks.graph import Graph, edge_diff, edge_scatter
-from fedjax_core.networks.oracles import along_rows, as_float, check_quadratic
+from fedjax_core.networks.oracles import check_quadratic
 
 Conjugate = Callable[[jax.Array], jax.Array]
 """``Z -> [n]``: f_i*(z_i) = sup_w z_i'w - f_i(w), for all nodes."""

@@ -15,7 +15,6 @@ References:
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -316,7 +315,7 @@ def neighbour_sum(graph: Graph, W: PyTree) -> PyTree:
 
     Rows must be finite: 0 times NaN is NaN, so that one that is not reaches its
     neighbours over edges of weight 0 too. To look would take half as long again.
-    `network.message_sum` and `variation.gtv` do.
+    `operators.message_sum` and `variation.gtv` do.
 
     Raises:
       ValueError: a leaf that has not one row per node.
@@ -447,21 +446,6 @@ def unless_cut(weight: jax.Array, x: jax.Array) -> jax.Array:
     All else stays as it is, so that slopes in weights that are 0 are right.
     """
     return jnp.where((_rows(weight, x) > 0) | jnp.isfinite(x), x, 0)
-
-
-def flat_rows(x: jax.Array) -> jax.Array:
-    """Every row as a vector, ``[n, ...]`` to ``[n, k]``; n may be 0."""
-    return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without rows
-
-
-def as_mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    """A bool array of the given shape; raises ValueError for a list of indices."""
-    mask = jnp.asarray(value)
-    if mask.dtype != bool or mask.shape != shape:
-        raise ValueError(
-            f"{name} must be bool of shape {shape}, got {mask.dtype} {mask.shape}."
-        )
-    return mask
 
 
 def _tables(

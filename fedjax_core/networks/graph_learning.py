@@ -3,7 +3,7 @@ r"""Networks from data: how unlike local data sets are, and whom to join.
 A dissimilarity :math:`d^{(i,j)} \ge 0` of every pair comes from vectors that represent
 the nodes. The networks that it gives, with weights in [0, 1] and small
 :math:`\sum_{\{i,j\}} A_{ij} d^{(i,j)}`, differ in what they ask for: k neighbours
-(`graphs.knn`), one weighted degree for all, or a number of edges.
+(`builders.knn`), one weighted degree for all, or a number of edges.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 7.2 and 7.3.
@@ -20,8 +20,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.networks.builders import check_distance
 from fedjax_core.networks.graph import Graph
-from fedjax_core.networks.graphs import check_distance
 from fedjax_core.networks.oracles import Losses
 from fedjax_core.types import PyTree
 

@@ -23,20 +23,11 @@ from jax.scipy.sparse.linalg import cg
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import (
-    Graph,
-    check_rows,
-    degree,
-    edge_diff,
-    laplacian,
-)
-from fedjax_core.networks.least_norm import (
-    coupled_inverse,
-    is_known,
-    least_norm_solve,
-    pseudo_inverse,
-)
-from fedjax_core.networks.oracles import Losses, as_float, check_quadratic
+from fedjax_core.arrays import as_float, is_known
+from fedjax_core.linalg import least_norm_solve, pseudo_inverse
+from fedjax_core.networks.coupling import coupled_inverse
+from fedjax_core.networks.graph import Graph, check_rows, degree, edge_diff, laplacian
+from fedjax_core.networks.oracles import Losses, check_quadratic
 from fedjax_core.networks.spectrum import components, laplacian_matrix
 from fedjax_core.networks.variation import Penalty, gtv, squared
 from fedjax_core.types import PyTree

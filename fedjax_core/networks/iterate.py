@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_core import check
-from fedjax_core.networks.graph import flat_rows
+from fedjax_core.arrays import flat_rows
 from fedjax_core.types import Key, PyTree
 
 Step = Callable[[Any, Any, Any], Any]

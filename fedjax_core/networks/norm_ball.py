@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjax_core.networks.graph import flat_rows
+from fedjax_core.arrays import flat_rows
 from fedjax_core.networks.variation import lp
 
 

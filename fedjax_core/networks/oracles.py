@@ -25,8 +25,8 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import flat_rows
-from fedjax_core.networks.least_norm import is_known, pulled_inverse
+from fedjax_core.arrays import along_rows, as_float, check_finite, flat_rows, is_known
+from fedjax_core.linalg import pulled_inverse
 from fedjax_core.types import PyTree
 
 # A full Newton step may overshoot far from the minimiser.
@@ -344,31 +344,12 @@ def per_node(name: str, value: ArrayLike, n: int, dtype: Any) -> jax.Array:
     return jnp.broadcast_to(jnp.asarray(value, dtype), (n,))
 
 
-def as_float(x: ArrayLike) -> jax.Array:
-    """An array of floats; ints become the default float type."""
-    x = jnp.asarray(x)
-    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    return x if inexact else x.astype(jnp.result_type(float))
-
-
-def check_finite(**arrays: jax.Array) -> None:
-    """Raises ValueError if a known array has a NaN or an infinity."""
-    for name, x in arrays.items():
-        if not isinstance(x, Tracer) and not np.isfinite(np.asarray(x)).all():
-            raise ValueError(f"{name} must be finite, got NaN or infinity.")
-
-
 def _quadratic_shapes(Q: jax.Array, q: jax.Array) -> None:
     if q.ndim != 2 or Q.shape != (*q.shape, q.shape[1]):
         raise ValueError(
             f"Q and q must have shapes (n, d, d) and (n, d), got {Q.shape} and "
             f"{q.shape}."
         )
-
-
-def along_rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
-    """One number per row, ``[n]``, shaped to multiply `like`, ``[n, ...]``."""
-    return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1))
 
 
 def _square_norm(x: jax.Array) -> jax.Array:

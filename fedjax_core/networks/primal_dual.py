@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import breadth_first_order
 
-from fedjax_core import check
+from fedjax_core import arrays, check
 from fedjax_core.networks import gtvmin, oracles
 from fedjax_core.networks.duality import (
     Conjugate,
@@ -116,7 +116,7 @@ def solve(
     check.positive(tol=tol)
     check.positive_int(max_rounds=max_rounds, check_every=check_every)
     q = dual_exponent(p)
-    W = oracles.as_float(W)
+    W = arrays.as_float(W)
     # Edges of weight 0 never carry anything, so they don't count here.
     most = jnp.maximum(num_neighbours(graph).max(), 1).astype(W.dtype)
     if tau is None:
@@ -191,7 +191,7 @@ def convex_clustering(
     References:
       Jung, (67).
     """
-    a = oracles.as_float(a)
+    a = arrays.as_float(a)
     options.setdefault("conjugate", squared_distance_conjugate(a))
     return solve(oracles.squared_distance(a), graph, a, alpha, p, **options)
 
@@ -214,7 +214,7 @@ def critical_alpha(graph: Graph, gradients: ArrayLike, p: float = 2.0) -> float:
         not finite or don't add up to 0, or p < 1.
     """
     q = dual_exponent(p)
-    flow = np.array(oracles.as_float(gradients))
+    flow = np.array(arrays.as_float(gradients))
     n = graph.num_nodes
     if flow.shape[:1] != (n,):
         raise ValueError(f"gradients must have {n} rows, got shape {flow.shape}.")

@@ -15,9 +15,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.descent import by_row
+from fedjax_core.arrays import as_float, by_row
 from fedjax_core.networks.graph import unless_cut
-from fedjax_core.networks.oracles import as_float
 from fedjax_core.types import PyTree
 
 

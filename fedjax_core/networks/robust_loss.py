@@ -20,13 +20,8 @@ from jax.typing import ArrayLike
 from scipy.optimize import linprog
 
 from fedjax_core import check
-from fedjax_core.networks.graph import as_mask
-from fedjax_core.networks.oracles import (
-    Losses,
-    as_float,
-    check_finite,
-    per_node,
-)
+from fedjax_core.arrays import as_float, as_mask, check_finite
+from fedjax_core.networks.oracles import Losses, per_node
 
 
 class Deviations(NamedTuple):

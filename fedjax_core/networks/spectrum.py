@@ -156,7 +156,7 @@ def connectivity_vector(num_nodes: int, node: int) -> jax.Array:
 
 
 def expected_laplacian(num_nodes: int, p: float) -> jax.Array:
-    """E L_G of `graphs.erdos_renyi`, n p I - p 11', ``[n, n]``.
+    """E L_G of `builders.erdos_renyi`, n p I - p 11', ``[n, n]``.
 
     Its eigenvalues are 0 and, n - 1 times, n p. That lambda_2 of a drawn network comes
     close to n p, and n p to its largest degree, holds for n to infinity only.

@@ -19,13 +19,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.graph import (
-    Graph,
-    check_rows,
-    edge_diff,
-    flat_rows,
-    unless_cut,
-)
+from fedjax_core.arrays import flat_rows
+from fedjax_core.networks.graph import Graph, check_rows, edge_diff, unless_cut
 from fedjax_core.types import PyTree
 
 

@@ -17,7 +17,7 @@ import optax
 
 from fedjax_core import Execution, FederatedData, client_mesh, simulate, top_k
 from fedjax_core.algorithms import fedavg
-from fedjax_core.model import Model
+from fedjax_core.models.model import Model
 
 PROCESSES, DEVICES_EACH, SEEDS, ROUNDS = 2, 2, (3, 5), 6
 TIMEOUT = 120  # seconds; a run takes about ten

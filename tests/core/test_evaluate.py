@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import Evaluator, FederatedData, Packed, client_mesh, evaluate
+from fedjax_core import FederatedData, Packed, client_mesh, evaluate
+from fedjax_core.evaluate import Evaluator
 from fedjax_core.metrics import Mean
 
 evaluate_lib = sys.modules["fedjax_core.evaluate"]  # the package exports the function

@@ -35,7 +35,7 @@ from fedjax_core import (
     use_host_devices,
 )
 from fedjax_core.algorithms import fedavg, scaffold
-from fedjax_core.model import Model
+from fedjax_core.models.model import Model
 
 SIZES = (3, 5, 2, 8, 1, 4, 6, 3, 7, 2)
 TABLES = ("metrics.csv", "evaluations.csv")

@@ -30,7 +30,7 @@ from fedjax_core import (
     transform,
 )
 from fedjax_core.algorithms import fedavg, scaffold
-from fedjax_core.model import Model
+from fedjax_core.models.model import Model
 
 ONE_DEVICE = Execution()
 SIZES = (3, 5, 2, 8, 1, 4, 6, 3, 7, 2)

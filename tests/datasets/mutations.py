@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.files import DataFileError
+from fedjax_core.data.readers.files import DataFileError
 
 
 def mutations(content: bytes, count: int = 200, seed: int = 0) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 
 NO_LABELS = np.zeros(0, int)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tests.datasets.mutations import survives
 
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import calcofi
-from fedjax_core.files import DataFileError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "calcofi_bottle"
 

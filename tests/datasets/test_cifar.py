@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.datasets.mutations import survives
 
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import cifar
-from fedjax_core.files import DataFileError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "cifar10_subset"
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]

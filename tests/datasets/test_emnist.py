@@ -5,8 +5,8 @@ import pytest
 from tests.datasets import idx_files
 from tests.datasets.mutations import survives
 
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import emnist
-from fedjax_core.files import DataFileError
 
 
 def write(folder, selection, labels, end=".gz"):

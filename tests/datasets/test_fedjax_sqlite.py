@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tests.datasets.mutations import survives
 
-from fedjax_core import files
+from fedjax_core.data.readers import files
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters, fedjax_sqlite, tff
-from fedjax_core.files import DataFileError
 
 pytest.importorskip("msgpack")
 

@@ -7,8 +7,8 @@ import pytest
 from tests.datasets import idx_files
 from tests.datasets.mutations import survives
 
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import idx
-from fedjax_core.files import DataFileError
 
 
 def test_a_file_written_by_hand(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import DTypeLike
 from scipy import stats
 
-from fedjax_core.data import Dataset, FederatedData
+from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import label_noise
 
 RARE = 1e-4

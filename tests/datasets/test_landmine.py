@@ -7,8 +7,8 @@ import pytest
 from scipy.io import savemat
 from tests.datasets.mutations import survives
 
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import landmine
-from fedjax_core.files import DataFileError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "landmine"
 SIZES = (8, 12)

@@ -7,8 +7,8 @@ import pytest
 from tests.datasets import idx_files
 from tests.datasets.mutations import survives
 
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import fashion_mnist, idx, mnist
-from fedjax_core.files import DataFileError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "mnist_by_writer"
 

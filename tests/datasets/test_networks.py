@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedjax_core.datasets import networks
-from fedjax_core.networks import graphs, gtvmin, oracles
+from fedjax_core.networks import builders, gtvmin, oracles
 
 RARE = 1e-4
 KEY = jax.random.key(0)
@@ -42,7 +42,7 @@ def same(a, b):
 
 
 def test_network_linear_has_the_moments_of_the_model():
-    data = networks.network_linear(KEY, graphs.chain(3), 2000, W_TRUE, 0.5)
+    data = networks.network_linear(KEY, builders.chain(3), 2000, W_TRUE, 0.5)
     assert data.X.shape == (3, 2000, 2)
     assert data.y.shape == data.mask.shape == (3, 2000)
     assert data.mask.all()
@@ -59,7 +59,7 @@ def test_network_linear_has_the_moments_of_the_model():
 
 
 def test_networks_are_reproducible_and_map_over_keys():
-    graph = graphs.chain(3)
+    graph = builders.chain(3)
     data = networks.network_linear(KEY, graph, 4, W_TRUE, 0.5)
     assert same(data, networks.network_linear(KEY, graph, 4, W_TRUE, 0.5))
     other = jax.random.key(1)
@@ -71,7 +71,7 @@ def test_networks_are_reproducible_and_map_over_keys():
 
 
 def test_common_parameters_ragged_nodes_and_given_noise():
-    graph = graphs.star(3)
+    graph = builders.star(3)
     noise = np.array([[1.0, np.nan, np.nan], [2.0, 3.0, np.nan], [4.0, 5.0, 6.0]])
     with jax.enable_x64(True):
         data = networks.network_linear(KEY, graph, [1, 2, 3], W_TRUE[0], noise=noise)
@@ -143,7 +143,7 @@ def test_exercise_7_1_on_drawn_classes():
         for seed in range(200):
             found = networks.two_class_means(jax.random.key(seed), m)
             label = np.asarray(found.label)
-            choices = graphs.ranked_choices(found.means, seed=seed)
+            choices = builders.ranked_choices(found.means, seed=seed)
             wrong.append((label[choices] != label[:, None]).any(1).mean())
         # 3.9 standard errors, and the rounding of what is expected.
         error = 3.9 * np.std(wrong, ddof=1) / np.sqrt(len(wrong)) + rounding
@@ -171,7 +171,7 @@ def test_exercise_7_1_on_drawn_classes():
 )
 def test_bad_arguments_of_network_linear(call, error, match):
     with pytest.raises(error, match=match):
-        networks.network_linear(KEY, *call(graphs.chain(3)))
+        networks.network_linear(KEY, *call(builders.chain(3)))
 
 
 def test_bad_arguments_of_clusters_and_classes():

@@ -17,7 +17,7 @@ from tests.datasets.partition_helpers import (
     shuffled,
 )
 
-from fedjax_core.data import Dataset, FederatedData
+from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import digits, partition
 
 # (dataset, clients, seed, parameter in [0, 1]) -> partition. By label:

@@ -13,7 +13,7 @@ from tests.datasets.partition_helpers import (
 )
 
 from fedjax_core import split_examples
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
 from fedjax_core.datasets import partition
 
 # Of MNIST's 60,000 train images, by digit.

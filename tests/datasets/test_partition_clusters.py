@@ -16,7 +16,7 @@ from tests.datasets.partition_helpers import (
     shuffled,
 )
 
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import digits, partition
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.datasets.partition_helpers import assert_exact_cover, make_dataset
 
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import partition
 
 

@@ -12,7 +12,7 @@ from tests.datasets.partition_helpers import (
     seeds,
 )
 
-from fedjax_core.data import Dataset
+from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import partition
 from fedjax_core.datasets.partition._balancedness import shares
 

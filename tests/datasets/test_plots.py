@@ -5,7 +5,7 @@ import pytest
 from matplotlib.collections import EllipseCollection, PolyCollection
 from matplotlib.figure import Figure
 
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
 from fedjax_core.datasets import digits, partition, plots
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tests.datasets.mutations import survives
 
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters, shakespeare
-from fedjax_core.files import DataFileError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "shakespeare_roles"
 

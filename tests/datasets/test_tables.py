@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import pytest
 
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import tables
-from fedjax_core.files import DataFileError
 
 NAN = np.nan
 

@@ -13,15 +13,9 @@ import numpy as np
 import pytest
 from tests.datasets.mutations import survives
 
-from fedjax_core.data import FederatedData, Packed
-from fedjax_core.datasets import (
-    characters,
-    tf_example,
-    tff,
-    tff_hdf5,
-    tff_sqlite,
-)
-from fedjax_core.files import DataFileError
+from fedjax_core.data.packed import FederatedData, Packed
+from fedjax_core.data.readers.files import DataFileError
+from fedjax_core.datasets import characters, tf_example, tff, tff_hdf5, tff_sqlite
 
 h5py = pytest.importorskip("h5py")
 

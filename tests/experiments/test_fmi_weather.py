@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from fedjax_core import private_features
+from fedjax_core import privacy
 from fedjax_core.datasets import fmi_like
 from fedjax_core.experiments import fmi_weather
 
@@ -129,7 +129,7 @@ def test_private_features_of_exercise_9_5():
     hour = X[:, -1]
     assert LinearRegression().fit(X[:, :-1], hour).score(X[:, :-1], hour) > 0.1
     with jax.enable_x64(True):
-        c = private_features.cross_covariance(X, hour)
-        Z = X @ np.asarray(private_features.private_projection(c).matrix)
+        c = privacy.cross_covariance(X, hour)
+        Z = X @ np.asarray(privacy.private_projection(c).matrix)
     assert abs(LinearRegression().fit(Z, hour).score(Z, hour)) < 1e-9
     assert LinearRegression().fit(Z, X[:, 0]).score(Z, X[:, 0]) > 0.9

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedjax_core.data import FederatedData
+from fedjax_core.data.packed import FederatedData
 from fedjax_core.datasets import partition
 from fedjax_core.experiments import partitions
 

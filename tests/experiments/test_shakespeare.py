@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters
 from fedjax_core.experiments import shakespeare
 from fedjax_core.experiments.shakespeare import PRESETS, Experiment
-from fedjax_core.files import DataFileError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.algorithms.networks import fedavg, fedgd, fedrelax
-from fedjax_core.networks import asynchronous, network
+from fedjax_core.networks import asynchronous, operators
 from fedjax_core.networks.asynchronous import Schedule
 from fedjax_core.networks.defences import noisy_messages
 from fedjax_core.networks.graph import Graph, laplacian
@@ -84,7 +84,7 @@ def test_no_delay_and_all_active_is_the_synchronous_run(name, dtype):
         schedule = asynchronous.synchronous(graph, rounds)
         schedule = dataclasses.replace(schedule, max_delay=max_delay)
         got, _ = asynchronous.run(operator, schedule, W)
-        expected, _ = network.run(operator, W, rounds)
+        expected, _ = operators.run(operator, W, rounds)
         # To the bit in so small a network only; in larger ones to rounding.
         np.testing.assert_array_equal(got, expected)
 
@@ -360,7 +360,7 @@ def test_fedgd_contracts_in_the_block_maximum_norm():
     kappa = float(asynchronous.fedgd_contraction(Q, eta))
     step = jax.jit(
         jax.vmap(
-            lambda W: network.step(
+            lambda W: operators.step(
                 fedgd.make(graph, quadratic(Q, q), alpha=ALPHA, eta=eta)
             )(W, 0)
         )
@@ -441,9 +441,9 @@ def test_a_channel_draws_what_it_draws_in_a_synchronous_run():
     run = {"key": jax.random.key(3), "channel": disturb, "record": lambda W: W}
     schedule = asynchronous.synchronous(graph, 8)
     _, got = asynchronous.run(operator, schedule, W, **run)
-    _, expected = network.run(operator, W, 8, **run)
+    _, expected = operators.run(operator, W, 8, **run)
     np.testing.assert_allclose(got, expected, rtol=1e-12)
-    clean, _ = network.run(operator, W, 8, key=run["key"])
+    clean, _ = operators.run(operator, W, 8, key=run["key"])
     assert np.abs(np.asarray(expected)[-1] - np.asarray(clean)).min() > 1e-3
 
 
@@ -459,7 +459,7 @@ def test_an_attack_on_messages_that_come_late():
         return jnp.where(bad[:, None], 3 * messages, messages)
 
     def attacked(graph, messages):
-        return network.message_sum(graph, triple(messages))
+        return operators.message_sum(graph, triple(messages))
 
     start = jnp.ones((6, 2))
     got, _ = asynchronous.run(operator, schedule, start, channel=triple)

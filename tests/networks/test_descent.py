@@ -10,19 +10,8 @@ import optax
 import pytest
 from scipy.optimize import minimize
 
+from fedjax_core.compress.quantisers import bit_plan, quantise, quantise_update
 from fedjax_core.networks import projections
-from fedjax_core.networks.contraction import (
-    check_rate,
-    condition_number,
-    contraction_factor,
-    distance_bound,
-    extreme_eigenvalues,
-    guaranteed_rounds,
-    optimal_factor,
-    optimal_rate,
-    perturbed_bound,
-    probe_operator,
-)
 from fedjax_core.networks.descent import (
     Backtracking,
     backtracking_step,
@@ -34,7 +23,18 @@ from fedjax_core.networks.descent import (
 from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.oracles import quadratic
 from fedjax_core.networks.schedules import check_decay, power_decay
-from fedjax_core.quantise import bit_plan, quantise, quantise_update
+from fedjax_core.networks.theory.contraction import (
+    check_rate,
+    condition_number,
+    contraction_factor,
+    distance_bound,
+    extreme_eigenvalues,
+    guaranteed_rounds,
+    optimal_factor,
+    optimal_rate,
+    perturbed_bound,
+    probe_operator,
+)
 from fedjax_core.transform import Message
 
 SLACK = 1e-9

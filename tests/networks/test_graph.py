@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import client_mesh, robust, weiszfeld
+from fedjax_core import client_mesh, robust
 from fedjax_core.algorithms.networks import personalised
 from fedjax_core.networks import (
     asynchronous,
+    builders,
     defences,
     graph,
-    graphs,
     norm_ball,
     oracles,
     primal_dual,
@@ -21,7 +21,7 @@ from fedjax_core.networks import (
 )
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import block_max_norm, block_norms
-from fedjax_core.networks.network import Operator, aggregate_by, copies, message_sum
+from fedjax_core.networks.operators import Operator, aggregate_by, copies, message_sum
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_TG1_quadratic_form_is_the_total_variation():
 
 
 def test_laplacian_of_equal_rows_is_exactly_zero_in_float32():
-    network = graphs.erdos_renyi(50, 0.9)
+    network = builders.erdos_renyi(50, 0.9)
     network = network.with_weight(network.weight.astype(jnp.float32) * 0.1)
     W = jnp.full((50, 2), 1 / 3, jnp.float32)
     assert not np.asarray(graph.laplacian(network, W)).any()
@@ -128,7 +128,7 @@ def test_directed_edges_are_sorted_by_receiver():
 
 def test_a_node_never_reads_one_that_it_does_not_know():
     # Nodes 0 to 4 form a chain; 5 has diverged and knows 4 only.
-    network = graphs.chain(6)
+    network = builders.chain(6)
     W = jnp.ones((6, 1)).at[5].set(jnp.nan)
     for operation in (graph.laplacian, graph.neighbour_sum):
         assert np.isfinite(operation(network, W)).ravel().tolist()[:4] == [True] * 4
@@ -137,7 +137,7 @@ def test_a_node_never_reads_one_that_it_does_not_know():
 
 
 def test_a_hub_costs_what_its_edges_cost():
-    network = graphs.star(5_000)
+    network = builders.star(5_000)
     slots = sum(table.source.size for table in network.tables)
     assert slots <= 2.1 * network.num_edges
     W = jnp.arange(5_000.0)[:, None]
@@ -151,7 +151,7 @@ def test_a_hub_costs_what_its_edges_cost():
 def test_features_split_over_devices_give_the_same():
     mesh = client_mesh()
     assert mesh is not None
-    network = graphs.erdos_renyi(64, 0.1)
+    network = builders.erdos_renyi(64, 0.1)
     W = jnp.asarray(np.random.default_rng(0).standard_normal((64, 16)))
     nodes = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("clients"))
     step = jax.jit(graph.over_features(graph.laplacian, mesh))
@@ -167,12 +167,12 @@ def test_features_split_over_devices_give_the_same():
 
 def test_float32_by_default():
     with jax.enable_x64(False):
-        network = graphs.chain(3)
+        network = builders.chain(3)
         assert network.weight.dtype == jnp.float32
         assert graph.laplacian(network, jnp.ones(3)).dtype == jnp.float32
-    assert graphs.chain(3).weight.dtype == jnp.float64
+    assert builders.chain(3).weight.dtype == jnp.float64
     W = jnp.ones(3, jnp.float32)
-    assert graph.laplacian(graphs.chain(3), W).dtype == jnp.float32
+    assert graph.laplacian(builders.chain(3), W).dtype == jnp.float32
 
 
 @pytest.mark.parametrize(
@@ -226,11 +226,11 @@ def test_floats_are_no_nodes_and_ints_no_parameters():
         Graph.from_edges([(0.0, 1.0)])
     for operation in (graph.laplacian, graph.neighbour_sum):
         with pytest.raises(TypeError, match="W must be floats"):
-            operation(graphs.chain(3), jnp.arange(3))
+            operation(builders.chain(3), jnp.arange(3))
 
 
 def test_weights_of_another_graph_are_refused():
-    network = graphs.chain(3)
+    network = builders.chain(3)
     for weight in (2.0, jnp.ones(1), jnp.ones(5), jnp.ones((2, 1))):
         with pytest.raises(ValueError, match=r"weight must have .* shape \(2,\)"):
             network.with_weight(weight)
@@ -257,7 +257,7 @@ def test_weights_of_another_graph_are_refused():
 @pytest.mark.parametrize("shape", [(1,), (2, 2), (4, 2), ()])
 def test_rows_of_another_network_are_refused(operation, shape):
     with pytest.raises(ValueError, match="W must have one row per node, 3, got shape"):
-        operation(graphs.chain(3), {"a": jnp.ones((3, 2)), "b": jnp.ones(shape)})
+        operation(builders.chain(3), {"a": jnp.ones((3, 2)), "b": jnp.ones(shape)})
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_weights_of_zero_keep_their_slope():
     np.testing.assert_array_equal(by_sum, [[3, 0], [1, 8], [0, 3]])
 
 
-ALONE = graphs.erdos_renyi(3, 0.0)
+ALONE = builders.erdos_renyi(3, 0.0)
 ROWS = jnp.arange(6.0).reshape(3, 2)
 NO_ROWS = jnp.zeros((0, 2))
 LOSSES = oracles.squared_distance(ROWS)
@@ -354,9 +354,9 @@ LOSSES = oracles.squared_distance(ROWS)
         (lambda: norm_ball.project(NO_ROWS, jnp.zeros(0), 3), NO_ROWS),
         (lambda: block_norms(NO_ROWS), np.zeros(0)),
         (lambda: block_max_norm(NO_ROWS), 0),
-        (lambda: weiszfeld.weiszfeld(NO_ROWS, jnp.zeros(0)), np.zeros(2)),
+        (lambda: robust.weiszfeld(NO_ROWS, jnp.zeros(0)), np.zeros(2)),
         (
-            lambda: weiszfeld.subgradient_residual(NO_ROWS, jnp.zeros(0), ROWS[0]),
+            lambda: robust.subgradient_residual(NO_ROWS, jnp.zeros(0), ROWS[0]),
             0,
         ),
         (lambda: personalised.objective(ALONE, LOSSES, 1.0, ROWS), 0),

@@ -7,17 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.networks import (
-    duality,
-    graphs,
-    gtvmin,
-    gtvmin_bounds,
-    least_norm,
-    oracles,
-    projections,
-)
+from fedjax_core import linalg
+from fedjax_core.networks import builders, duality, gtvmin, oracles, projections
 from fedjax_core.networks.graph import Graph, edge_scatter
 from fedjax_core.networks.spectrum import components, eigenvalues, extremes
+from fedjax_core.networks.theory import gtvmin_bounds
 from fedjax_core.networks.variation import Penalty, discrepancy, exact_test_set, gtv
 
 RNG = np.random.default_rng(0)
@@ -487,9 +481,9 @@ def test_large_alpha_does_not_drown_the_losses_in_float32(n, alpha):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n, 3, 2))
     Q, q = np.einsum("nmd,nme->nde", x, x), rng.normal(size=(n, 2))
-    wanted = np.linalg.solve(dense(graphs.chain(n), Q, alpha), -q.ravel() / 2)
+    wanted = np.linalg.solve(dense(builders.chain(n), Q, alpha), -q.ravel() / 2)
     with jax.enable_x64(False):
-        graph, y = graphs.chain(n), np.arange(n, dtype=np.float32)[:, None]
+        graph, y = builders.chain(n), np.arange(n, dtype=np.float32)[:, None]
         got = gtvmin.closed_form(
             graph, np.float32(Q), np.float32(q), alpha, require_unique=True
         )
@@ -510,7 +504,9 @@ def test_one_node_with_data_decides_at_any_alpha_in_float32():
         Q[0] = 1
         for alpha in (1e-6, 1.0, 1e6, 1e9):
             close(
-                gtvmin.closed_form(graphs.chain(10), Q, -2 * Q[..., 0], alpha), 1, 1e-3
+                gtvmin.closed_form(builders.chain(10), Q, -2 * Q[..., 0], alpha),
+                1,
+                1e-3,
             )
 
 
@@ -518,14 +514,14 @@ def test_scales_of_nodes_and_features_do_not_matter():
     with jax.enable_x64(False):
         size = np.array([1e-6, 1, 1e6], np.float32)
         W = gtvmin.closed_form(
-            graphs.chain(3), size[:, None, None], -2 * size[:, None], 0.0
+            builders.chain(3), size[:, None, None], -2 * size[:, None], 0.0
         )
         close(W, 1, 1e-6)
         X = RNG.normal(size=(3, 50, 2)) * [1000, 0.5]
         Q, q, _ = oracles.least_squares_statistics(
             np.float32(X), np.float32(2 * X[..., 1])
         )
-        close(gtvmin.consensus_limit(graphs.chain(3), Q, q), [[0, 2]] * 3, 1e-4)
+        close(gtvmin.consensus_limit(builders.chain(3), Q, q), [[0, 2]] * 3, 1e-4)
         close(gtvmin.locally_weighted(Q, q, np.ones(3)), [0, 2], 1e-4)
 
 
@@ -534,14 +530,14 @@ def test_least_norm_whatever_the_scale():
     B = RNG.normal(size=(20, 4, 2)) * np.array([1e3, 1, 1, 1e-3])[:, None]
     Q = B @ np.swapaxes(B, 1, 2)
     Q[0] = 0
-    found = least_norm.pseudo_inverse(jnp.asarray(Q))
+    found = linalg.pseudo_inverse(jnp.asarray(Q))
     assert found.singular.all()
     b = (Q @ RNG.normal(size=(20, 4, 1)))[..., 0]
     wanted = np.stack(
         [np.linalg.lstsq(B[i].T, np.linalg.lstsq(B[i], b[i])[0])[0] for i in range(20)]
     )
     close(
-        least_norm.least_norm_solve(jnp.asarray(Q), jnp.asarray(b)),
+        linalg.least_norm_solve(jnp.asarray(Q), jnp.asarray(b)),
         np.where(np.abs(Q).max((1, 2), keepdims=True)[:, 0] > 0, wanted, 0),
         1e-6,
     )

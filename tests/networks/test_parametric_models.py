@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithms.networks import fedgd, fedrelax
-from fedjax_core.networks import gtvmin, iterate, network, oracles
+from fedjax_core.networks import gtvmin, iterate, operators, oracles
 from fedjax_core.networks.graph import Graph
 
 ALPHA = 0.4
@@ -36,7 +36,7 @@ def test_fedgd_on_logistic_regression():
         graph, data = problem()
         losses = oracles.smooth(logistic, data, steps=3)
         descent = fedgd.make(graph, losses, alpha=ALPHA, eta=0.1)
-        W, values = network.run(
+        W, values = operators.run(
             descent,
             start(),
             3000,
@@ -45,7 +45,7 @@ def test_fedgd_on_logistic_regression():
         assert (np.diff(values) <= 1e-12).all()
         slope = gtvmin.gradient(losses, graph, W, ALPHA)
         assert iterate.block_max_norm(slope) < 1e-9
-        relaxed, _ = network.run(
+        relaxed, _ = operators.run(
             fedrelax.make(graph, losses, alpha=ALPHA), start(), 900
         )
         for leaf, other in zip(
@@ -72,7 +72,7 @@ def test_fedsgd_with_any_oracle():
 
         def step(oracle):
             operator = fedgd.from_oracle(graph, oracle, alpha=ALPHA, eta=0.2)
-            return jax.jit(lambda key: network.step(operator)(start(), 0, key))
+            return jax.jit(lambda key: operators.step(operator)(start(), 0, key))
 
         one_step = step(noisy)
         keys = jax.random.split(jax.random.key(3), 2000)

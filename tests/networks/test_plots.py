@@ -7,7 +7,7 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure
 
-from fedjax_core.networks import graphs, plots
+from fedjax_core.networks import builders, plots
 from fedjax_core.networks.asynchronous import Schedule, synchronous
 from fedjax_core.networks.graph import Graph
 
@@ -25,11 +25,11 @@ def of_kind(panel: Any, kind: type) -> list[Any]:
 
 
 def test_a_layout_has_the_distances_of_hops():
-    place = plots.layout(graphs.chain(6))
+    place = plots.layout(builders.chain(6))
     apart = np.linalg.norm(place[:, None] - place[None], axis=2)
     hops = np.abs(np.subtract.outer(np.arange(6), np.arange(6)))
     np.testing.assert_allclose(apart, hops, atol=0.15)
-    place = plots.layout(graphs.cycle(8))
+    place = plots.layout(builders.cycle(8))
     place = place - place.mean(0)
     np.testing.assert_allclose(
         np.linalg.norm(place, axis=1), np.linalg.norm(place[0]), rtol=1e-3
@@ -37,13 +37,13 @@ def test_a_layout_has_the_distances_of_hops():
 
 
 def test_a_layout_without_steps_is_the_eigenvectors():
-    place = plots.layout(graphs.chain(7), steps=0)
+    place = plots.layout(builders.chain(7), steps=0)
     along = np.cos(np.pi * (np.arange(7) + 0.5) / 7)
     assert abs(np.corrcoef(place[:, 0], along)[0, 1]) == pytest.approx(1, abs=1e-5)
 
 
 def test_clusters_lie_apart():
-    graph = graphs.stochastic_block((12, 12), 0.8, 0.02, seed=1)
+    graph = builders.stochastic_block((12, 12), 0.8, 0.02, seed=1)
     a, b = np.split(plots.layout(graph), 2)
     spread = max(np.linalg.norm(x - x.mean(0), axis=1).max() for x in (a, b))
     assert np.linalg.norm(a.mean(0) - b.mean(0)) > spread
@@ -53,10 +53,10 @@ def test_clusters_lie_apart():
     "graph",
     [
         Graph.from_edges(np.zeros((0, 2), int), num_nodes=1),
-        graphs.chain(2),
+        builders.chain(2),
         Graph.from_edges(np.zeros((0, 2), int), num_nodes=4),
         Graph.from_edges([[0, 1], [2, 3]], [1.0, 0.0], 5),
-        graphs.star(30),
+        builders.star(30),
     ],
 )
 def test_every_network_has_a_layout(graph):
@@ -105,7 +105,7 @@ def test_theory_is_drawn_beside_the_errors():
 
 
 def test_a_timeline_leads_from_copies_to_those_who_read_them():
-    graph = graphs.chain(3)  # directed edges 1->0, 0->1, 2->1, 1->2
+    graph = builders.chain(3)  # directed edges 1->0, 0->1, 2->1, 1->2
     active = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0]], bool)
     delay = np.array([[0, 0, 0, 0], [0, 1, 0, 0], [2, 1, 0, 0]])
     schedule = Schedule(active, delay, 2)
@@ -133,13 +133,13 @@ def test_a_timeline_leads_from_copies_to_those_who_read_them():
     assert sorted(segments(part)) == [[[0, 1], [0, 0]], [[1, 0], [1, 1]]]
 
     with pytest.raises(ValueError, match="schedule must be for 4 nodes"):
-        plots.timeline(axes(), graphs.chain(4), schedule)
+        plots.timeline(axes(), builders.chain(4), schedule)
     with pytest.raises(ValueError, match=r"nodes must be in \[0, 2\]"):
         plots.timeline(axes(), graph, schedule, nodes=[3])
 
 
 def test_a_timeline_without_delays_or_waiting_can_be_drawn():
-    graph = graphs.cycle(4)
+    graph = builders.cycle(4)
     figure = Figure()
     lines = plots.timeline(figure.subplots(), graph, synchronous(graph, 5))
     figure.colorbar(lines, ax=figure.axes[0])

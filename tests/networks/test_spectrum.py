@@ -11,15 +11,15 @@ import pytest
 from fedjax_core import robust
 from fedjax_core.algorithms.networks import fedrelax
 from fedjax_core.networks import (
+    builders,
     graph,
-    graphs,
     gtvmin,
     projections,
     spectrum,
     variation,
 )
 from fedjax_core.networks.graph import Graph
-from fedjax_core.networks.network import aggregate_by, copies, run
+from fedjax_core.networks.operators import aggregate_by, copies, run
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +52,9 @@ def test_TG2_known_spectra():
     n = 8
     chain = 2 - 2 * np.cos(np.pi * np.arange(n) / n)
     cases = [
-        (graphs.complete(n), np.r_[0, np.full(n - 1, n)]),
-        (graphs.star(n), np.r_[0, np.ones(n - 2), n]),
-        (graphs.chain(n), chain),
+        (builders.complete(n), np.r_[0, np.full(n - 1, n)]),
+        (builders.star(n), np.r_[0, np.ones(n - 2), n]),
+        (builders.chain(n), chain),
         (Graph.from_edges([(0, 1), (0, 2)]), np.r_[0, 1, 3]),
     ]
     for network, expected in cases:
@@ -63,22 +63,22 @@ def test_TG2_known_spectra():
         np.testing.assert_allclose([second, largest], expected[[1, -1]], atol=1e-12)
     # Footnote 23: a pendant node keeps lambda_2 at 1.
     for c in (2, 3, 7):
-        second = spectrum.extremes(graphs.clique_plus_pendant(c)).second
+        second = spectrum.extremes(builders.clique_plus_pendant(c)).second
         np.testing.assert_allclose(second, 1, atol=1e-12)
 
 
 def test_lanczos_finds_the_same_eigenvalues():
     n = 600
     for network, second, largest in (
-        (graphs.star(n), 1, n),
-        (graphs.complete(n), n, n),
-        (graphs.cycle(n), 2 - 2 * np.cos(2 * np.pi / n), 4),
-        (graphs.stochastic_block([300, 300], 0.0, 0.0), 0, 0),
+        (builders.star(n), 1, n),
+        (builders.complete(n), n, n),
+        (builders.cycle(n), 2 - 2 * np.cos(2 * np.pi / n), 4),
+        (builders.stochastic_block([300, 300], 0.0, 0.0), 0, 0),
     ):
         np.testing.assert_allclose(
             spectrum.extremes(network), (second, largest), rtol=1e-8, atol=1e-10
         )
-    network = random_weights(graphs.stochastic_block([300, 300], 0.05, 0.002))
+    network = random_weights(builders.stochastic_block([300, 300], 0.05, 0.002))
     np.testing.assert_allclose(
         spectrum.extremes(network), values(network)[[1, -1]], rtol=1e-8
     )
@@ -107,16 +107,16 @@ def test_TG3_inequalities_on_random_networks():
 
 def test_bounds_are_those_of_the_degrees_and_tight():
     """T-L2 equality for complete networks; Exercise 3.1 equality for even cycles."""
-    complete, cycle = graphs.complete(6), graphs.cycle(6)
+    complete, cycle = builders.complete(6), builders.cycle(6)
     np.testing.assert_allclose(spectrum.connectivity_bound(complete), 6)
     np.testing.assert_allclose(spectrum.extremes(complete).second, 6)
     np.testing.assert_allclose(spectrum.largest_bound(cycle), 4)
     np.testing.assert_allclose(spectrum.extremes(cycle).largest, 4)
     # Exercise 3.1: a chain comes close to 2 d_max = 4.
     for n, expected in ((10, 3.902), (100, 3.99901)):
-        largest = spectrum.extremes(graphs.chain(n)).largest
+        largest = spectrum.extremes(builders.chain(n)).largest
         np.testing.assert_allclose(largest, expected, atol=5e-4 if n == 10 else 5e-6)
-    network = random_weights(graphs.erdos_renyi(9, 0.6))
+    network = random_weights(builders.erdos_renyi(9, 0.6))
     L, deg = laplacian_matrix(network), graph.degree(network)
     np.testing.assert_allclose(
         spectrum.connectivity_bound(network), 9 / 8 * deg.min(), rtol=1e-12
@@ -131,12 +131,12 @@ def test_bounds_are_those_of_the_degrees_and_tight():
         spectrum.connectivity_vector(3, 3)
     for bound in (spectrum.connectivity_bound, spectrum.extremes):
         with pytest.raises(ValueError, match="at least 2 nodes"):
-            bound(graphs.chain(1))
+            bound(builders.chain(1))
 
 
 def test_TG4_an_edge_never_lowers_the_second_eigenvalue():
     for n in (3, 5, 8):
-        full = graphs.complete(n)
+        full = builders.complete(n)
         rng = np.random.default_rng(n)
         # Row k of every network has its first k + 1 edges, in random order.
         place = rng.permuted(np.tile(np.arange(full.num_edges), (20, 1)), axis=1)
@@ -169,7 +169,7 @@ def propagate_labels(A):
 
 def test_TG5_null_space_dimension_is_the_number_of_components():
     for seed in range(30):
-        network = random_weights(graphs.erdos_renyi(14, 0.1, seed), seed)
+        network = random_weights(builders.erdos_renyi(14, 0.1, seed), seed)
         L = laplacian_matrix(network)
         expected = propagate_labels(-L + np.diag(np.diagonal(L)))
         found = spectrum.components(network)
@@ -182,12 +182,12 @@ def test_TG5_null_space_dimension_is_the_number_of_components():
         np.testing.assert_allclose(L @ basis, 0, atol=1e-12)
         np.testing.assert_allclose(basis.T @ basis, np.eye(count), atol=1e-12)
     with pytest.raises(ValueError, match="2 components"):
-        spectrum.check_connected(graphs.stochastic_block([2, 2], 1.0, 0.0))
-    spectrum.check_connected(graphs.chain(3))
+        spectrum.check_connected(builders.stochastic_block([2, 2], 1.0, 0.0))
+    spectrum.check_connected(builders.chain(3))
 
 
 def test_TG6_walks_by_enumeration():
-    network = graphs.clique_plus_pendant(3).with_weight(jnp.asarray([0.5, 2, 1, 1]))
+    network = builders.clique_plus_pendant(3).with_weight(jnp.asarray([0.5, 2, 1, 1]))
     A = np.asarray(network.dense()) > 0
     for steps in range(5):
         expected = np.zeros((4, 4), int)
@@ -197,13 +197,13 @@ def test_TG6_walks_by_enumeration():
             )
         np.testing.assert_array_equal(spectrum.walk_counts(network, steps), expected)
     with pytest.raises(OverflowError):
-        spectrum.walk_counts(graphs.complete(10), 25)
+        spectrum.walk_counts(builders.complete(10), 25)
     with pytest.raises(ValueError, match="steps must be >= 0"):
         spectrum.walk_counts(network, -1)
 
 
 def test_TG8_missing_pairs_at_weight_zero_change_nothing():
-    network = random_weights(graphs.stochastic_block([4, 3], 0.8, 0.0, seed=1))
+    network = random_weights(builders.stochastic_block([4, 3], 0.8, 0.0, seed=1))
     i, j = np.triu_indices(7, 1)
     full = Graph.from_edges(np.stack([i, j], 1), np.asarray(network.dense())[i, j])
     assert full.num_edges == 21 > network.num_edges
@@ -256,7 +256,7 @@ def test_TL1_expected_laplacian():
     )
     rng, total = np.random.default_rng(0), np.zeros((n, n))
     for _ in range(draws):
-        i, j = graphs._random_pairs(n, p, rng)
+        i, j = builders._random_pairs(n, p, rng)
         np.add.at(total, (i, j), -1)
     mean = (total + total.T) / draws
     np.fill_diagonal(mean, -mean.sum(1))
@@ -269,7 +269,7 @@ def test_TL1_expected_laplacian():
 
 def test_a_network_in_pieces_has_no_connectivity_at_all():
     for n, m in ((3, 4), (300, 400)):  # dense and Lanczos
-        pieces = graphs.chain(n + m).with_weight(
+        pieces = builders.chain(n + m).with_weight(
             (np.arange(n + m - 1) != n - 1).astype(float)
         )
         assert spectrum.extremes(pieces, tol=1e-3).second == 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.networks import graphs, variation
+from fedjax_core.networks import builders, variation
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def predict(w, x):
 
 
 def test_TV1_exact_test_set_gives_the_squared_distance():
-    network = graphs.cycle(5)
+    network = builders.cycle(5)
     W = jnp.asarray(np.random.default_rng(0).standard_normal((5, 4)))
     X = variation.exact_test_set(4)
     apart = W[network.head] - W[network.tail]
@@ -51,7 +51,7 @@ def test_TV2_penalties_are_symmetric_and_vanish_on_components(name):
     # Over several leaves as over one long vector.
     tree = {"a": jnp.asarray(u[:, 0]), "b": jnp.asarray(u[:, 1:].reshape(6, 1, 2))}
     np.testing.assert_allclose(penalty(tree), expected(u), rtol=1e-12)
-    network = graphs.stochastic_block([3, 2], 1.0, 0.0)
+    network = builders.stochastic_block([3, 2], 1.0, 0.0)
     W = jnp.repeat(jnp.asarray([[1.0, 2.0], [5.0, -3.0]]), np.array([3, 2]), axis=0)
     total, slope = jax.value_and_grad(lambda W: variation.gtv(network, W, penalty))(W)
     assert total == 0
@@ -116,7 +116,7 @@ def test_TV3_discrepancy_is_symmetric_for_asymmetric_losses():
 
 
 def test_masked_test_points_do_not_count():
-    network = graphs.chain(3)
+    network = builders.chain(3)
     rng = np.random.default_rng(0)
     W, X = jnp.asarray(rng.standard_normal((3, 2))), rng.standard_normal((2, 4, 2))
     X[0, 2:] = np.nan
@@ -162,7 +162,7 @@ def test_bad_strengths():
 
 
 def test_weights_do_not_widen_the_variation():
-    network = graphs.chain(3)
+    network = builders.chain(3)
     assert network.weight.dtype == jnp.float64
     W = jnp.ones((3, 2), jnp.float32)
     assert variation.gtv(network, W).dtype == jnp.float32

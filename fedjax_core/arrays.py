@@ -1,0 +1,99 @@
+"""Operations on arrays for every room: along rows, safe norms, known values.
+
+Rows are those of a leading axis of clients or nodes, ``[n, ...]``. A value is known
+unless jax traces it; only known values can be looked at from Python.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+
+def as_float(x: ArrayLike) -> jax.Array:
+    """An array of floats; ints become the default float type."""
+    x = jnp.asarray(x)
+    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    return x if inexact else x.astype(jnp.result_type(float))
+
+
+def check_finite(**arrays: jax.Array) -> None:
+    """Raises ValueError if a known array has a NaN or an infinity."""
+    for name, x in arrays.items():
+        if not isinstance(x, Tracer) and not np.isfinite(np.asarray(x)).all():
+            raise ValueError(f"{name} must be finite, got NaN or infinity.")
+
+
+def along_rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
+    """One number per row, ``[n]``, shaped to multiply `like`, ``[n, ...]``."""
+    return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1))
+
+
+def flat_rows(x: jax.Array) -> jax.Array:
+    """Every row as a vector, ``[n, ...]`` to ``[n, k]``; n may be 0."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without rows
+
+
+def as_mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    """A bool array of the given shape; raises ValueError for a list of indices."""
+    mask = jnp.asarray(value)
+    if mask.dtype != bool or mask.shape != shape:
+        raise ValueError(
+            f"{name} must be bool of shape {shape}, got {mask.dtype} {mask.shape}."
+        )
+    return mask
+
+
+def is_known(*arrays: Any) -> bool:
+    """Whether no array is traced."""
+    return not any(isinstance(x, Tracer) for x in arrays)
+
+
+@contextlib.contextmanager
+def wide_if_known(*arrays: Any) -> Iterator[Any]:
+    """A context to compute in, and the dtype: float64 unless an array is traced."""
+    if not is_known(*arrays):
+        yield jnp.result_type(*arrays)
+        return
+    # Inside jit too, where what is known would become traced.
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        yield jnp.dtype(jnp.float64)
+
+
+def norms(x: jax.Array) -> jax.Array:
+    """L2 norms over the last axis, also of entries whose squares overflow."""
+    # Relative to the largest entry, squares stay in range; not quite to the largest
+    # number there is, whose reciprocal is flushed to 0.
+    limits = jnp.finfo(x.dtype)
+    largest = jnp.abs(x).max(axis=-1, keepdims=True)
+    unit = jnp.clip(largest, limits.tiny, limits.max / 64)
+    return unit[..., 0] * jnp.sqrt(jnp.square(x / unit).sum(-1))
+
+
+def by_row(value: ArrayLike, like: jax.Array) -> jax.Array:
+    """One number, or one per row, shaped and typed to multiply rows of `like`.
+
+    Raises:
+      ValueError: several numbers, but not one per row.
+      TypeError: `like` holds ints, to which no rate can be rounded.
+    """
+    if not jnp.issubdtype(like.dtype, jnp.inexact):
+        raise TypeError(f"parameters must be floats, got dtype {like.dtype}.")
+    value = jnp.asarray(value, like.dtype)
+    if value.shape not in ((), like.shape[:1]):
+        raise ValueError(
+            f"rows of shape {like.shape} need one number or one each, shape "
+            f"{like.shape[:1]}, got shape {value.shape}."
+        )
+    return value.reshape(value.shape + (1,) * (like.ndim - 1)) if value.ndim else value
+
+
+def numpy_of(x: Any) -> Any:
+    """NumPy for its own arrays, which stay on the host, and jax's for all others."""
+    return np if isinstance(x, np.ndarray) else jnp

@@ -1,0 +1,232 @@
+r"""Attacks on what nodes and clients send: model poisoning and denial of service.
+
+An attack ``attack(message, key) -> message`` is made of operations on entries, so that
+it acts alike on one client's update, on the messages of all nodes ``[n, ...]`` and on
+those of all directed edges ``[2E, ...]``. `poison` applies one to chosen rows,
+`networks.attacks.poison_channel` inside a round on a network, and `poisoned` to the
+updates of a fraction of the clients of any server method. Data poisoning is in `data`.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 10.1 and 10.2.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.arrays import along_rows, as_mask
+from fedjax_core.privacy.mechanisms import add_gaussian
+from fedjax_core.random import stream
+from fedjax_core.reduce import select
+from fedjax_core.transform import Message, Transform
+from fedjax_core.types import Key, PyTree
+
+Attack = Callable[[PyTree, Any], PyTree]
+"""``(message, key) -> message``; the key may be None for one that draws nothing."""
+
+
+def scale(factor: ArrayLike) -> Attack:
+    """Sends `factor` times the truth; -1 flips its sign. The factor may be traced."""
+
+    def attack(message, key):
+        del key
+        _require_floats(message)
+        return jax.tree.map(lambda m: m * jnp.asarray(factor, m.dtype), message)
+
+    return attack
+
+
+def add_noise(sigma: jax.Array | float) -> Attack:
+    """Adds independent normal noise of standard deviation `sigma` to every entry.
+
+    Raises:
+      ValueError: sigma is not positive.
+    """
+    check.positive(sigma=sigma)
+    return lambda message, key: add_gaussian(key, message, sigma)
+
+
+def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
+    """Moves messages towards `target`; strength 1 replaces them by it.
+
+    With `high_loss` as the target it denies service, with the parameters of a model
+    that has a back door it opens one.
+
+    Args:
+      target: leaves ``[...]`` like one message (or ``[k, ...]``, one for each).
+      strength: of the way; above 1 it overshoots. May be traced.
+    """
+
+    def attack(message, key):
+        del key
+        _require_floats(message)
+
+        def one(m, goal):
+            goal = jnp.asarray(goal, m.dtype)
+            goal = jnp.broadcast_to(
+                goal.reshape((1,) * (m.ndim - goal.ndim) + goal.shape), m.shape
+            )
+            move = jnp.asarray(strength, m.dtype) * (goal - m)
+            # Exactly the target at full strength.
+            return jnp.where(jnp.asarray(strength) == 1, goal, m + move)
+
+        return jax.tree.map(one, message, target)
+
+    return attack
+
+
+def high_loss(Q: jax.Array, w: jax.Array, distance: ArrayLike) -> jax.Array:
+    """Parameters of large loss for a denial of service.
+
+    From the minimiser of f(w) = w'Qw + q'w + c, no other direction costs more at the
+    same distance.
+
+    Args:
+      Q: ``[d, d]``, the target's.
+      w: ``[d]``, where to start: the target's minimiser or solution.
+      distance: from `w`.
+    """
+    return w + distance * jnp.linalg.eigh(Q)[1][:, -1]
+
+
+def poison(
+    messages: PyTree, attacked: jax.Array, attack: Attack, key: Key | None = None
+) -> PyTree:
+    """Replaces the messages of attacked rows and leaves all others bit by bit.
+
+    Args:
+      messages: leaves ``[k, ...]``, by node or by directed edge.
+      attacked: ``[k]`` bool.
+      attack: see the module.
+      key: for an attack that draws.
+
+    Raises:
+      ValueError: `attacked` is no bool array of shape ``[k]``.
+    """
+
+    def one(bad, m):
+        rows = as_mask("attacked", attacked, m.shape[:1])
+        return jnp.where(along_rows(rows, m), bad, m)
+
+    return jax.tree.map(one, attack(messages, key), messages)
+
+
+def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
+    """Makes attackers of a fraction of the clients of a server method.
+
+    Whether a client is one is drawn when it first takes part and stays so: its state is
+    an int8, 1 for an attacker, 0 for an honest client and -1 as long as it is open.
+    Write 0 and 1 into these rows to choose them yourself. In a `chain` the attack comes
+    after what the client does to its honest update and before what the server would
+    enforce; nothing bounds the norm of what it sends.
+
+    Args:
+      attack: see the module.
+      fraction: probability that a client is an attacker, in [0, 1); may be traced.
+
+    Raises:
+      ValueError: fraction is outside [0, 1).
+    """
+    _check_fraction(fraction)
+
+    def apply(message: Message, role: jax.Array, key: Key):
+        drawn = jax.random.bernoulli(stream(key, "role"), fraction)
+        role = jnp.where(role < 0, drawn.astype(role.dtype), role)
+        bad = attack(message.update, stream(key, "attack"))
+        sent = select(role == 1, bad, message.update)
+        return message._replace(update=sent), role
+
+    return Transform(
+        init=lambda update: jnp.int8(-1),
+        apply=apply,
+        norm_bound=lambda bound: float("inf"),
+        name=f"poisoned({fraction})",
+    )
+
+
+def choose(key: Key, num: int, fraction: float) -> jax.Array:
+    """Attacked nodes: a random ``floor(fraction num)`` of them, ``[num]`` bool.
+
+    Raises:
+      ValueError: fraction is outside [0, 1).
+    """
+    _check_fraction(fraction)
+    count = int(np.floor(fraction * num * (1 + 1e-12)))
+    return jax.random.permutation(key, num) < count
+
+
+def growing(order: Sequence[int], num: int) -> jax.Array:
+    """Sets of attacked nodes that grow one by one, ``[len(order) + 1, num]`` bool.
+
+    The first is empty; a run mapped over the rows is a sweep over attack strengths.
+
+    Args:
+      order: different nodes, the first to be attacked first.
+      num: n.
+
+    Raises:
+      ValueError: a node twice or outside 0..n-1.
+      TypeError: nodes that are not ints.
+    """
+    nodes = np.asarray(order)
+    if nodes.size == 0:
+        nodes = nodes.astype(int)
+    if nodes.dtype.kind not in "iu":
+        raise TypeError(f"order must be ints, got dtype {nodes.dtype}.")
+    if len(set(nodes.tolist())) < len(nodes) or ((nodes < 0) | (nodes >= num)).any():
+        raise ValueError(
+            f"order must hold different nodes in 0..{num - 1}, got {list(order)}."
+        )
+    rank = np.full(num, len(nodes))
+    rank[nodes] = np.arange(len(nodes))
+    return jnp.asarray(rank < np.arange(len(nodes) + 1)[:, None])
+
+
+def smallest_attack(
+    errors: ArrayLike | Sequence[float], rise: float = 0.2
+) -> int | None:
+    """The smallest number of attacked nodes that raises an error by a fraction.
+
+    Args:
+      errors: ``[k + 1]``, the target's validation error with 0, 1, ... attacked nodes.
+        One that is not finite counts as raised.
+      rise: > 0; 0.2 is the goal of the book's exercise.
+
+    Returns:
+      None where no number of them does.
+
+    Raises:
+      ValueError: `errors` is empty or of another shape, or the error without an attack
+        is not finite.
+
+    References:
+      Jung, "Federated Learning: From Theory to Practice", Exercise 10.2.
+    """
+    check.positive(rise=rise)
+    errors = np.asarray(errors)
+    if errors.ndim != 1 or not errors.size:
+        raise ValueError(f"errors must have shape (k + 1,), got {errors.shape}.")
+    honest = errors[0]
+    if not np.isfinite(honest):
+        raise ValueError(f"errors must start with a finite one, got {honest}.")
+    raised = (errors > honest) & (errors >= (1 + rise) * honest)
+    reached = np.flatnonzero(raised | ~np.isfinite(errors))
+    return int(reached[0]) if reached.size else None
+
+
+def _check_fraction(fraction: Any) -> None:
+    check.in_range(0, 1, fraction=fraction)
+    if not isinstance(fraction, Tracer) and fraction == 1:
+        raise ValueError(f"fraction must be in [0, 1), got {fraction!r}.")
+
+
+def _require_floats(message: PyTree) -> None:
+    for m in jax.tree.leaves(message):
+        if not jnp.issubdtype(m.dtype, jnp.inexact):
+            raise TypeError(f"message must be floats to be moved, got {m.dtype}.")

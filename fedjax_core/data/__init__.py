@@ -1,0 +1,1 @@
+"""Populations: packed examples, splits, sources, files and stores."""

@@ -1,0 +1,1 @@
+"""Readers of data files; none of them runs code that a file brings."""

@@ -1,0 +1,190 @@
+"""Columns of CSV files, every field checked: errors name the line and the column."""
+
+import codecs
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_core.data.readers.files import DataFileError, read_bytes
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+Field = Callable[[str], Any]
+"""Turns the text of a field into a value; its ValueError says what it expected."""
+
+
+def number(text: str) -> float:
+    """A decimal number that fits float32."""
+    # Python's float also takes "nan", "inf" and "1_000", no file format here does.
+    if text.isascii() and "_" not in text:
+        try:
+            value = float(text)
+        except ValueError:
+            pass
+        else:
+            if math.isfinite(value) and abs(value) <= _LARGEST:
+                return value
+    raise ValueError("expected a number")
+
+
+def integer(text: str) -> int:
+    """A whole number of 32 bits."""
+    if text.isascii() and text.removeprefix("-").isdigit() and len(text) < 12:
+        value = int(text)
+        if -(2**31) <= value < 2**31:
+            return value
+    raise ValueError("expected a whole number of 32 bits")
+
+
+def name(text: str) -> str:
+    """A short printable text, of a client say."""
+    if text and text.isprintable() and len(text) <= 200:
+        return text
+    raise ValueError("expected a name of 1 to 200 printable characters")
+
+
+def level(*allowed: float) -> Field:
+    """A number that is one of `allowed`."""
+
+    def parse(text: str) -> float:
+        value = number(text)
+        if value not in allowed:
+            raise ValueError(f"expected one of {', '.join(map(str, allowed))}")
+        return value
+
+    return parse
+
+
+def category(names: Sequence[str], missing: str | None = None) -> Field:
+    """The index of the text in `names`, or -1 for `missing`."""
+    index = {n: i for i, n in enumerate(names)}
+    if missing is not None:
+        index[missing] = -1
+
+    def parse(text: str) -> int:
+        if text not in index:
+            raise ValueError(f"expected one of {', '.join(map(repr, index))}")
+        return index[text]
+
+    return parse
+
+
+def optional(field: Field, missing: str) -> Field:
+    """The field, or NaN where its text is `missing`."""
+    return lambda text: math.nan if text == missing else field(text)
+
+
+def read(
+    path: Path | str,
+    fields: Mapping[str, Field],
+    *,
+    others: Field | None = None,
+    header: Sequence[str] | None = None,
+    delimiter: str = ",",
+    encoding: str = "utf-8",
+    comment: str | None = None,
+    skip: int = 0,
+) -> dict[str, np.ndarray]:
+    """Reads columns of a file of comma-separated values, gzipped or not.
+
+    Blanks around a field don't count. Blank lines are passed over.
+
+    Args:
+      path: the file.
+      fields: column name -> how its texts are read.
+      others: how all other columns are read; by default they are not looked at.
+      header: names of all columns where the file has no header line.
+      delimiter: what separates columns.
+      encoding: of the text.
+      comment: lines that start with it are passed over.
+      skip: lines before the header, or before the first row.
+
+    Returns:
+      Column name -> [n], n >= 1: float64, int64 or str. Columns of `fields` come first,
+      others in the order of the header.
+
+    Raises:
+      DataFileError: text of another encoding, a quote left open, a column missing or
+        there twice, a row of another length, a field not as expected, no row, the
+        header again, or all rows again (of several that differ). Names the line and
+        the column.
+    """
+    rows = _rows(path, encoding, comment, skip, delimiter)
+    line, first = skip + 1, None
+    if header is None:
+        line, first = next(rows, (line, []))
+        header = [column.strip() for column in first]
+    if others is not None:
+        fields = {**fields, **{c: others for c in header if c not in fields}}
+    for column in fields:
+        if header.count(column) != 1:
+            shown = ", ".join(map(repr, header[:8])) or "nothing"
+            problem = f"expected a header with {column!r} once, found {shown[:200]}."
+            raise DataFileError(path, f"line {line}", problem)
+    wanted = [(c, header.index(c), parse, []) for c, parse in fields.items()]
+    lines, hashes = [], []
+    for line, row in rows:
+        where = f"line {line}"
+        if len(row) != len(header):
+            problem = f"expected {len(header)} fields, found {len(row)}."
+            raise DataFileError(path, where, problem)
+        if row == first:
+            raise DataFileError(path, where, "expected rows, found the header again.")
+        for column, i, parse, values in wanted:
+            try:
+                values.append(parse(row[i].strip()))
+            except ValueError as error:
+                where = f"{where}, column {column!r}"
+                problem = f"{error}, found {row[i].strip()[:60]!r}."
+                raise DataFileError(path, where, problem) from None
+        lines.append(line)
+        hashes.append(hash(tuple(row)))
+    if not lines:
+        problem = "expected rows of data, found none."
+        raise DataFileError(path, f"line {line}", problem)
+    half = len(lines) // 2
+    if hashes[:half] == hashes[half:] and len(set(hashes)) > 1:
+        problem = f"expected every row once, found the first {half} again."
+        raise DataFileError(path, f"line {lines[half]}", problem)
+    return {column: np.array(values) for column, _, _, values in wanted}
+
+
+def _rows(
+    path: Path | str, encoding: str, comment: str | None, skip: int, delimiter: str
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields line number and texts of every row, the header's included."""
+    reader = csv.reader(
+        _lines(path, encoding, comment, skip),
+        delimiter=delimiter,
+        strict=True,
+        skipinitialspace=True,
+    )
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num + skip, row
+    except csv.Error as error:
+        where = f"line {reader.line_num + skip}"
+        raise DataFileError(path, where, f"not CSV, {error}.") from None
+
+
+def _lines(
+    path: Path | str, encoding: str, comment: str | None, skip: int
+) -> Iterator[str]:
+    """The lines of a file after the first `skip`; a comment is an empty line."""
+    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)
+    # Bytes split at line ends only; a str would also split at form feeds and the like.
+    for i, line in enumerate(content.splitlines(keepends=True)):
+        if i < skip:
+            continue
+        try:
+            text = line.decode(encoding)
+        except UnicodeDecodeError as error:
+            where = f"line {i + 1}, byte {error.start}"
+            problem = f"expected {encoding} text, {error.reason}."
+            raise DataFileError(path, where, problem) from None
+        yield "\n" if comment and text.startswith(comment) else text

@@ -1,0 +1,196 @@
+"""Splits populations, by example and by client, and merges them.
+
+Who goes where depends on the seed and on client ids, not on the order of clients.
+`split_examples` does not look at other clients either: so a population that is read
+client by client is split the same.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.data.packed import FederatedData, Packed, check_alike
+from fedjax_core.random import hash64, mix64
+
+_EXAMPLES, _CLIENTS = 0x5E91, 0xC11E  # streams: uses of the same seed
+
+
+def split_examples(
+    data: FederatedData,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    seed: int = 0,
+) -> FederatedData:
+    """Takes test and validation examples from each client's train examples.
+
+    Of n examples ``test_fraction * n`` are tested on, rounded to whole examples, and so
+    for both fractions together; a client with any example keeps at least one to train
+    on. Every example goes to exactly one split, and the order within is kept.
+
+    Args:
+      data: the population.
+      test_fraction: share of test; with 0, test stays what it is.
+      validation_fraction: share of validation; with 0, validation stays what it is.
+      seed: int in 0..2**63-1.
+
+    Returns:
+      The same clients; arrays are copies in memory.
+
+    Raises:
+      ValueError: a fraction is not in [0, 1], both together are not below 1, the data
+        already has a split that is asked for, or seed is out of range.
+      TypeError: seed is not an int.
+    """
+    check.in_range(
+        0, 1, test_fraction=test_fraction, validation_fraction=validation_fraction
+    )
+    if not 0 < test_fraction + validation_fraction < 1:
+        raise ValueError(
+            f"test_fraction + validation_fraction must be above 0 and below 1, got "
+            f"{test_fraction} + {validation_fraction}."
+        )
+    wanted = {"test": test_fraction, "validation": validation_fraction}
+    for name, fraction in wanted.items():
+        if fraction and name in data.splits:
+            raise ValueError(
+                f"{name}_fraction must be 0 for data that has a {name} split, got "
+                f"{fraction}."
+            )
+    train, sizes = data.train, data.train.sizes
+    keys = _keys(_EXAMPLES, seed, data.client_ids)
+    client = np.repeat(np.arange(data.num_clients), sizes)
+    rank = np.arange(train.num_examples) - train.offsets[client]
+    order = np.lexsort((mix64(keys[client] ^ mix64(rank.astype(np.uint64))), client))
+
+    # In an order as good as shuffled: first test, then validation, the rest trains.
+    most = np.maximum(sizes - 1, 0)
+    tested = np.minimum(_share(test_fraction, sizes), most)
+    held = np.minimum(_share(test_fraction + validation_fraction, sizes), most)
+    held = np.maximum(held, tested)
+    parts = {
+        "train": rank >= held[client],
+        "test": rank < tested[client],
+        "validation": (rank >= tested[client]) & (rank < held[client]),
+    }
+    counts = {"train": sizes - held, "test": tested, "validation": held - tested}
+    splits = data.splits
+    for name, chosen in parts.items():
+        if name == "train" or wanted[name]:
+            rows = np.sort(order[chosen])
+            splits[name] = Packed(
+                {k: a[rows] for k, a in train.examples.items()},
+                np.concatenate([[0], np.cumsum(counts[name])]),
+            )
+    return FederatedData(**splits, client_ids=data.client_ids)
+
+
+def hold_out_clients(
+    data: FederatedData, fraction: float = 0.2, seed: int = 0
+) -> tuple[FederatedData, FederatedData]:
+    """Sets clients aside that take no part in training.
+
+    Args:
+      data: the population.
+      fraction: share of clients to hold out, rounded to whole clients.
+      seed: int in 0..2**63-1.
+
+    Returns:
+      The clients that stay and those held out, with all their splits, both in the order
+      of `data`.
+
+    Raises:
+      ValueError: fraction is not in [0, 1], one side would be empty, or seed is out of
+        range.
+      TypeError: seed is not an int.
+    """
+    check.in_range(0, 1, fraction=fraction)
+    count = int(_share(fraction, np.asarray(data.num_clients)))
+    if not 0 < count < data.num_clients:
+        raise ValueError(
+            f"fraction must leave clients on both sides, got {fraction} of "
+            f"{data.num_clients} clients, which holds out {count}."
+        )
+    order = np.argsort(_keys(_CLIENTS, seed, data.client_ids), kind="stable")
+    out = np.zeros(data.num_clients, bool)
+    out[order[:count]] = True
+    return data.subset(np.flatnonzero(~out)), data.subset(np.flatnonzero(out))
+
+
+def merge(
+    *populations: FederatedData, prefixes: Sequence[str] | None = None
+) -> FederatedData:
+    """Puts populations together as one, client after client.
+
+    Args:
+      populations: at least one. Each split must have the same arrays wherever it has
+        examples; where a population lacks a split that another has, its clients have
+        no examples in it.
+      prefixes: one string per population, put in front of its client ids.
+
+    Returns:
+      All clients of all populations; arrays are copies in memory.
+
+    Raises:
+      ValueError: no population, another number of prefixes, an id that is there twice,
+        or arrays that differ in name, dtype or shape.
+    """
+    if not populations:
+        raise ValueError("populations must be at least one, got none.")
+    if prefixes is None:
+        prefixes = [""] * len(populations)
+    if isinstance(prefixes, str) or len(prefixes) != len(populations):
+        raise ValueError(
+            f"prefixes must be one string per population, {len(populations)}, got "
+            f"{prefixes!r}."
+        )
+    owner: dict[str, int] = {}
+    for p, (data, prefix) in enumerate(zip(populations, prefixes, strict=True)):
+        for client_id in data.client_ids:
+            first = owner.setdefault(prefix + client_id, p)
+            if first != p:
+                raise ValueError(
+                    f"client ids must be unique, got {prefix + client_id!r} in "
+                    f"populations {first} and {p}; give prefixes to tell them apart."
+                )
+    splits = {}
+    for name in ("train", "test", "validation"):
+        there = {
+            p: d.splits[name] for p, d in enumerate(populations) if name in d.splits
+        }
+        if not there:
+            continue
+        filled = [p for p in there if there[p].num_examples] or list(there)[:1]
+        first, like = filled[0], there[filled[0]].examples
+        for p in filled:
+            check_alike(
+                f"{name} of population {first}",
+                like,
+                f"{name} of population {p}",
+                there[p].examples,
+            )
+        sizes = [
+            there[p].sizes if p in there else np.zeros(data.num_clients, np.int64)
+            for p, data in enumerate(populations)
+        ]
+        splits[name] = Packed(
+            {k: np.concatenate([there[p].examples[k] for p in filled]) for k in like},
+            np.concatenate([[0], np.cumsum(np.concatenate(sizes))]),
+        )
+    return FederatedData(**splits, client_ids=tuple(owner))
+
+
+def _keys(stream: int, seed: int, client_ids: Sequence[str]) -> np.ndarray:
+    """One number per client, [N] uint64, a function of seed, stream and client id."""
+    check.seed(seed=seed)
+    names = [
+        hashlib.blake2b(i.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for i in client_ids
+    ]
+    return hash64(seed, stream, np.frombuffer(b"".join(names), "<u8"))
+
+
+def _share(fraction: float, sizes: np.ndarray) -> np.ndarray:
+    """The fraction of sizes, to the nearest whole number, halves up."""
+    return np.floor(fraction * sizes + 0.5).astype(np.int64)

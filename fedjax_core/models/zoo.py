@@ -1,0 +1,215 @@
+"""The model zoo: the networks of federated-learning benchmarks.
+
+Every constructor returns a `Model` for softmax cross-entropy. Kernels start from
+Glorot's uniform distribution, biases from 0, embeddings and recurrent layers like those
+of the Keras code most of these benchmarks were published with.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_core import check
+from fedjax_core.models.layers import Conv, Dense, Lowering, max_pool
+from fedjax_core.models.model import Model, classifier, language_model
+from fedjax_core.models.recurrent import LSTM
+
+_GLOROT = nn.initializers.glorot_uniform()
+
+
+def _small(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -0.05, 0.05)
+
+
+class MLP(nn.Module):
+    """Dense layers with ReLU between them; with no hidden layer it is linear.
+
+    Attributes:
+      num_classes: number of logits.
+      hidden: widths of the hidden layers.
+    """
+
+    num_classes: int
+    hidden: Sequence[int] = ()
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [B, num_features] to logits [B, num_classes]."""
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width, kernel_init=_GLOROT)(x))
+        return Dense(self.num_classes)(x)
+
+
+class CNN(nn.Module):
+    """Two 3x3 convolutions, one pooling, one hidden layer.
+
+    Attributes:
+      num_classes: number of logits.
+      channels: features of the two convolutions, both without padding.
+      hidden: width of the dense layer after the pooling.
+      lowering: how convolutions and pooling are computed, see `layers`.
+    """
+
+    num_classes: int
+    channels: tuple[int, int] = (32, 64)
+    hidden: int = 128
+    lowering: Lowering = "auto"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps images [B, H, W, C] to logits [B, num_classes]."""
+        first, second = self.channels
+        x = nn.relu(Conv(first, lowering=self.lowering)(x))
+        x = Conv(second, lowering=self.lowering)(x)
+        # ReLU is monotone, so pooling first gives the same on a quarter of the values.
+        x = nn.relu(max_pool(x, lowering=self.lowering))
+        x = x.reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(self.hidden, kernel_init=_GLOROT)(x))
+        return Dense(self.num_classes)(x)
+
+
+class CharLSTM(nn.Module):
+    """An embedding, recurrent layers and a dense layer, for the next token.
+
+    Attributes:
+      num_ids: tokens, and logits.
+      embedding: width of the embedding.
+      hidden: widths of the LSTM layers.
+      every_position: predict after every token, or after the last one only.
+    """
+
+    num_ids: int
+    embedding: int = 8
+    hidden: Sequence[int] = (256, 256)
+    every_position: bool = True
+
+    @nn.compact
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Maps [B, T] to logits, [B, T, num_ids] or [B, num_ids]."""
+        shape = (self.num_ids, self.embedding)
+        table = self.param("embedding", _small, shape, jnp.float32)
+        x = table[ids.T]  # time first: what recurrent layers walk along
+        for width in self.hidden:
+            x = LSTM(width)(x)
+        dense = Dense(self.num_ids)
+        if not self.every_position:
+            return dense(x[-1])
+        logits = dense(x.reshape(-1, x.shape[-1]))
+        return logits.reshape(*ids.T.shape, self.num_ids).transpose(1, 0, 2)
+
+
+def logistic_regression(num_features: int, num_classes: int) -> Model:
+    """Multinomial logistic regression: (num_features + 1) * num_classes parameters.
+
+    Args:
+      num_features: `x` is [B, num_features].
+      num_classes: number of labels.
+    """
+    return mlp(num_features, num_classes, hidden=())
+
+
+def mlp(
+    num_features: int, num_classes: int, hidden: Sequence[int] = (200, 200)
+) -> Model:
+    """A multilayer perceptron; by default the 2NN of McMahan et al. (2017).
+
+    The 2NN on MNIST, 784 features and 10 classes, has 199,210 parameters.
+
+    Args:
+      num_features: `x` is [B, num_features].
+      num_classes: number of labels.
+      hidden: widths of the hidden layers, all followed by a ReLU.
+
+    References:
+      McMahan et al., "Communication-Efficient Learning of Deep Networks from
+      Decentralized Data", AISTATS 2017, Section 3.
+    """
+    check.positive_int(num_classes=num_classes)
+    for width in hidden:
+        check.positive_int(hidden=width)
+    return classifier(MLP(num_classes, tuple(hidden)), (num_features,))
+
+
+def emnist_cnn(num_classes: int = 62, *, lowering: Lowering = "auto") -> Model:
+    """The CNN for EMNIST of FedOpt, without its dropout: 1,206,590 parameters.
+
+    Args:
+      num_classes: 62 for digits and letters of both cases, 10 for digits.
+      lowering: how convolutions and pooling are computed, see `layers`.
+
+    Returns:
+      A model of images [B, 28, 28, 1].
+
+    References:
+      Reddi et al., "Adaptive Federated Optimization", ICLR 2021, the model of its
+      EMNIST character recognition task.
+    """
+    check.positive_int(num_classes=num_classes)
+    return classifier(CNN(num_classes, lowering=lowering), (28, 28, 1))
+
+
+def cifar_cnn(num_classes: int = 10, *, lowering: Lowering = "auto") -> Model:
+    """The `simple_cnn` of pfl-research's CIFAR-10 benchmark: 1,626,442 parameters.
+
+    Without its dropout (0.25 after the pooling, 0.5 before the last layer).
+
+    Args:
+      num_classes: number of labels.
+      lowering: how convolutions and pooling are computed, see `layers`.
+
+    Returns:
+      A model of images [B, 32, 32, 3].
+
+    References:
+      Granqvist et al., "pfl-research: simulation framework for accelerating research
+      in Private Federated Learning", NeurIPS 2024, benchmarks/model/tf2/cnn.py.
+    """
+    check.positive_int(num_classes=num_classes)
+    return classifier(CNN(num_classes, lowering=lowering), (32, 32, 3))
+
+
+def char_lstm(
+    num_ids: int = 90,
+    length: int = 80,
+    embedding: int = 8,
+    hidden: Sequence[int] = (256, 256),
+    *,
+    every_position: bool = True,
+) -> Model:
+    """The character LSTM for Shakespeare: 820,522 parameters.
+
+    Embedding 720, LSTM layers 271,360 and 525,312, dense layer 23,130. PyTorch's LSTM
+    has a second bias in each layer, which makes it 822,570.
+
+    Args:
+      num_ids: ids are 0 to num_ids - 1: 90 for those of `datasets.characters`, 81 for
+        those of `datasets.leaf`.
+      length: ids of an example.
+      embedding: width of the embedding.
+      hidden: widths of the LSTM layers.
+      every_position: True: `y` [B, length] holds the id after each of `x`, 0 is
+        padding and not scored; see `language_model`. False: `y` [B] is the one id
+        that follows `x`, the task of LEAF.
+
+    Returns:
+      A model of ids [B, length], int32.
+
+    References:
+      McMahan et al., "Communication-Efficient Learning of Deep Networks from
+      Decentralized Data", AISTATS 2017, Section 3 (the architecture).
+
+      Reddi et al., "Adaptive Federated Optimization", ICLR 2021, the model of its
+      Shakespeare next-character task.
+
+      Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv:1812.01097
+      (one character from 80).
+    """
+    check.positive_int(num_ids=num_ids, length=length, embedding=embedding)
+    for width in hidden:
+        check.positive_int(hidden=width)
+    module = CharLSTM(num_ids, embedding, tuple(hidden), every_position)
+    if every_position:
+        return language_model(module, length)
+    return classifier(module, (length,), jnp.int32)

@@ -1,0 +1,1 @@
+"""Bounds, diagnoses and exercises of Jung's book on networks of devices."""

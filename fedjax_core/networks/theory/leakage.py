@@ -1,0 +1,131 @@
+r"""How far the solution of GTVMin moves with one label.
+
+How well a test can tell neighbouring datasets apart is in `privacy.auditing`.
+
+References:
+  Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.arrays import as_float
+from fedjax_core.linalg import Inverse
+from fedjax_core.networks.coupling import coupled_inverse
+from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.oracles import least_squares_statistics
+
+
+def label_sensitivity(
+    graph: Graph, X: ArrayLike, alpha: ArrayLike, mask: ArrayLike | None = None
+) -> jax.Array:
+    r"""How far the solution of linear GTVMin moves per unit change of one label.
+
+    .. math::
+
+      \frac{\lVert \mathcal{A}(D) - \mathcal{A}(D') \rVert_2}{\varepsilon}
+      = \frac1{m_i} \lVert Q^{-1} (e_i \otimes x_{ir}) \rVert_2, \qquad
+      Q = \mathrm{diag}(Q_1, \dots, Q_n) + \alpha L_G \otimes I
+
+    for local losses :math:`\lVert y_i - X_i w \rVert^2 / m_i`, hence
+    :math:`Q_i = X_i^\top X_i / m_i`. It depends neither on the labels nor on
+    :math:`\varepsilon`. If labels may change by at most h, the L2 sensitivity that
+    `calibration.gaussian_sigma` asks for is h times the largest entry.
+
+    Inverts the dense matrix of nd rows.
+
+    Args:
+      graph: the network of n nodes.
+      X: ``[n, m, d]`` features.
+      alpha: the strength of GTVMin, >= 0.
+      mask: ``[n, m]`` bool, which data points are there; all by default.
+
+    Returns:
+      ``[n, m]``, zero for data points that are not there; NaN for all others where Q
+      is singular (see `check_regular`).
+
+    Raises:
+      ValueError: arrays whose shapes do not fit, or alpha < 0.
+
+    References:
+      Jung, (179).
+    """
+    X, mask, count, inverse = _problem(graph, X, alpha, mask)
+    n, _, d = X.shape
+    columns = jnp.where(inverse.singular, jnp.nan, inverse.matrix)
+    columns = columns.reshape(n * d, n, d).astype(X.dtype)
+    gram = jnp.einsum("kia,kib->iab", columns, columns)  # of the columns of each node
+    square = jnp.einsum("ira,iab,irb->ir", X, gram, X)
+    moved = jnp.sqrt(jnp.maximum(square, 0)) / count[:, None]
+    return jnp.where(mask, moved, 0)
+
+
+def label_sensitivity_bound(
+    X: ArrayLike, smallest: ArrayLike, mask: ArrayLike | None = None
+) -> jax.Array:
+    r"""An upper bound on `label_sensitivity` from the smallest eigenvalue of Q.
+
+    :math:`\lVert x_{ir} \rVert_2 / (m_i \lambda_1(Q))`; a lower bound on the eigenvalue
+    will do, such as that of Jung, Prop. 5.2.
+
+    Args:
+      X: ``[n, m, d]`` features.
+      smallest: lambda_1(Q) or a lower bound, > 0.
+      mask: ``[n, m]`` bool, which data points are there; all by default.
+
+    Returns:
+      ``[n, m]``, zero for data points that are not there.
+
+    Raises:
+      ValueError: arrays whose shapes do not fit, or smallest <= 0.
+    """
+    check.positive(smallest=smallest)
+    X, mask, count = _local_data(X, mask)
+    return jnp.where(mask, jnp.linalg.norm(X, axis=2) / (count[:, None] * smallest), 0)
+
+
+def check_regular(
+    graph: Graph, X: ArrayLike, alpha: float, mask: ArrayLike | None = None
+) -> float:
+    """Raises ValueError unless linear GTVMin has one solution.
+
+    Returns:
+      The smallest eigenvalue of Q, for `label_sensitivity_bound`.
+    """
+    *_, inverse = _problem(graph, X, alpha, mask)
+    if inverse.singular:
+        raise ValueError(
+            "GTVMin must have one solution, got a singular Q: some directions are "
+            f"fixed neither by the data nor, with alpha = {alpha!r}, through the "
+            "network."
+        )
+    return 1 / float(np.linalg.eigvalsh(inverse.matrix)[-1])
+
+
+def _problem(
+    graph: Graph, X: ArrayLike, alpha: ArrayLike, mask: ArrayLike | None
+) -> tuple[jax.Array, jax.Array, jax.Array, Inverse]:
+    """Features with zeros where nothing is, the mask, m_i ``[n]``, and Q^-1."""
+    check.non_negative(alpha=alpha)
+    X, mask, count = _local_data(X, mask)
+    if len(X) != graph.num_nodes:
+        raise ValueError(f"X must have {graph.num_nodes} rows, got shape {X.shape}.")
+    y = jnp.zeros_like(X[..., 0])
+    Q = least_squares_statistics(X, y, mask, allow_empty=True).Q
+    return X, mask, count, coupled_inverse(Q, graph, alpha)
+
+
+def _local_data(
+    X: ArrayLike, mask: ArrayLike | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    X = as_float(X)
+    if X.ndim != 3:
+        raise ValueError(f"X must have shape (n, m, d), got {X.shape}.")
+    mask = jnp.ones(X.shape[:2], bool) if mask is None else jnp.asarray(mask, bool)
+    if mask.shape != X.shape[:2]:
+        raise ValueError(f"mask must have shape {X.shape[:2]}, got {mask.shape}.")
+    X = jnp.where(mask[:, :, None], X, 0)
+    return X, mask, jnp.maximum(mask.sum(1), 1).astype(X.dtype)

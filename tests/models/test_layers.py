@@ -1,0 +1,158 @@
+"""Every lowering of convolution and pooling computes what `lax` computes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedjax_core.models import layers
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def reference_conv(x, kernel, padding):
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def reference_pool(x, window):
+    window = (1, *window, 1)
+    return lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
+
+
+def with_gradients(f, cotangent):
+    """Value and vector-Jacobian product of f."""
+
+    def run(*args):
+        y, pull = jax.vjp(f, *args)
+        return y, pull(cotangent)
+
+    return run
+
+
+def assert_close(got, expected):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        got,
+        expected,
+    )
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+@pytest.mark.parametrize("size", [(3, 3), (2, 5), (1, 1)])
+@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
+def test_conv_matches_lax_with_gradients(padding, size, lowering):
+    x, kernel = normal(0, 2, 7, 8, 3), normal(1, *size, 3, 4)
+    cotangent = normal(2, *reference_conv(x, kernel, padding).shape)
+    got = with_gradients(lambda x, k: layers.conv(x, k, padding, lowering), cotangent)
+    expected = with_gradients(lambda x, k: reference_conv(x, k, padding), cotangent)
+    assert_close(jax.jit(got)(x, kernel), expected(x, kernel))
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+@pytest.mark.parametrize("kernel_axis", [0, None])
+@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
+def test_conv_under_vmap_over_clients(padding, kernel_axis, lowering):
+    x = normal(0, 3, 2, 6, 6, 2)
+    kernel = normal(1, 3, 3, 3, 2, 4) if kernel_axis == 0 else normal(1, 3, 3, 2, 4)
+    kernel_of = (lambda i: kernel[i]) if kernel_axis == 0 else (lambda i: kernel)
+    y = [reference_conv(x[i], kernel_of(i), padding) for i in range(3)]
+    cotangent = normal(2, *y[0].shape)
+
+    one = with_gradients(lambda x, k: layers.conv(x, k, padding, lowering), cotangent)
+    got = jax.jit(jax.vmap(one, in_axes=(0, kernel_axis)))(x, kernel)
+    reference = with_gradients(lambda x, k: reference_conv(x, k, padding), cotangent)
+    expected = [reference(x[i], kernel_of(i)) for i in range(3)]
+    assert_close(got, jax.tree.map(lambda *rows: jnp.stack(rows), *expected))
+
+
+def test_conv_inside_a_loop_with_a_data_dependent_bound():
+    x, kernel, cotangent = (
+        normal(0, 2, 6, 6, 1),
+        normal(1, 3, 3, 1, 2),
+        normal(2, 2, 4, 4, 2),
+    )
+
+    def descend(conv):
+        def step(_, kernel):
+            _, (_, gradient) = with_gradients(conv, cotangent)(x, kernel)
+            return kernel - 0.01 * gradient
+
+        return jax.jit(lambda n: lax.fori_loop(0, n, step, kernel))(3)
+
+    assert_close(
+        descend(layers.conv), descend(lambda x, k: reference_conv(x, k, "VALID"))
+    )
+
+
+@pytest.mark.parametrize("patch_bytes", [1, 3 * 16 * 18 * 4])  # 1 and 3 of 6 images
+def test_conv_in_chunks_of_the_batch(monkeypatch, patch_bytes):
+    monkeypatch.setattr(layers, "_PATCH_BYTES_CPU", patch_bytes)
+    x, kernel, cotangent = (
+        normal(0, 6, 6, 6, 2),
+        normal(1, 3, 3, 2, 4),
+        normal(2, 6, 4, 4, 4),
+    )
+    got = with_gradients(lambda x, k: layers.conv(x, k, "VALID", "patches"), cotangent)
+    expected = with_gradients(lambda x, k: reference_conv(x, k, "VALID"), cotangent)
+    assert_close(jax.jit(got)(x, kernel), expected(x, kernel))
+
+
+@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
+def test_max_pool_sends_the_gradient_to_the_first_maximum(lowering):
+    x = jnp.asarray([[1.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)
+    flat = jnp.zeros((1, 2, 2, 1))
+    f = with_gradients(
+        lambda x: layers.max_pool(x, (2, 2), lowering), jnp.ones((1,) * 4)
+    )
+    for image in (x, flat):
+        _, (gradient,) = f(image)
+        np.testing.assert_array_equal(gradient.ravel(), [1, 0, 0, 0])
+
+
+@pytest.mark.parametrize("window", [(2, 2), (2, 3), (1, 1)])
+@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
+def test_max_pool_matches_reduce_window_with_gradients(window, lowering):
+    x = normal(0, 2, 4, 6, 3)
+    cotangent = normal(1, *reference_pool(x, window).shape)
+    got = with_gradients(lambda x: layers.max_pool(x, window, lowering), cotangent)
+    expected = with_gradients(lambda x: reference_pool(x, window), cotangent)
+    assert_close(jax.jit(got)(x), expected(x))
+    clients = jnp.stack([x, -x, 2 * x])
+    stacked = jax.tree.map(lambda *r: jnp.stack(r), *map(expected, clients))
+    assert_close(jax.jit(jax.vmap(got))(clients), stacked)
+
+
+def test_max_pool_drops_what_does_not_fill_a_window():
+    x = normal(0, 1, 5, 7, 2)
+    assert_close(layers.max_pool(x), reference_pool(x, (2, 2)))
+    with pytest.raises(ValueError, match="window must divide the image, 5 x 7"):
+        layers.max_pool(x, lowering="patches")
+
+
+@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
+def test_conv_module_is_convolution_plus_bias(lowering):
+    module = layers.Conv(4, (3, 2), padding="SAME", lowering=lowering)
+    x = normal(0, 2, 5, 5, 3)
+    shapes = jax.tree.map(jnp.shape, module.init(jax.random.key(0), x)["params"])
+    assert shapes == {"kernel": (3, 2, 3, 4), "bias": (4,)}
+    params = {"kernel": normal(1, 3, 2, 3, 4), "bias": normal(2, 4)}
+    expected = reference_conv(x, params["kernel"], "SAME")
+    expected += params["bias"].reshape(1, 1, 1, 4)
+    assert_close(module.apply({"params": params}, x), expected)
+
+
+def test_errors_name_the_argument():
+    x, kernel = normal(0, 1, 4, 4, 3), normal(1, 3, 3, 2, 4)
+    with pytest.raises(ValueError, match="kernel must take the 3 channels of x"):
+        layers.conv(x, kernel)
+    with pytest.raises(ValueError, match="kernel must fit into the image, 4 x 4"):
+        layers.conv(x, normal(1, 5, 3, 3, 4))
+    with pytest.raises(ValueError, match="padding must be one of"):
+        layers.conv(x, kernel, "FULL")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="lowering must be one of"):
+        layers.max_pool(x, lowering="eigen")  # pyright: ignore[reportArgumentType]
