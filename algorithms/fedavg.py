@@ -25,10 +25,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core import check
+from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.reduce import Reduction, mean
-from fedjax_core.transform import Transform, dense_bits, identity, with_transform
+from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import Algorithm, LocalWork, LossFn, Params
 
 
@@ -39,38 +40,19 @@ class Config:
     Attributes:
       client_lr: step size of the clients' SGD.
       server_lr: step size along the mean delta; 1 is plain FedAvg.
-      batch_size: examples per local step.
-      local_epochs: passes over a client's examples per round.
-      local_steps: local steps per round instead of epochs, the same for every client.
+      work: local work per client and round.
       weights: "examples" weighs clients by how many examples they hold, "uniform"
         counts each once; another `reduce` given to `make` brings its own weights.
-      drop_remainder: leave out an epoch's short batch.
     """
 
     client_lr: float = 0.1
     server_lr: float = 1.0
-    batch_size: int = 20
-    local_epochs: int = 1
-    local_steps: int | None = None
+    work: LocalWork = LocalWork()
     weights: Literal["examples", "uniform"] = "examples"
-    drop_remainder: bool = False
 
     def __post_init__(self):
         check.positive(client_lr=self.client_lr, server_lr=self.server_lr)
         check.one_of(("examples", "uniform"), weights=self.weights)
-        check.positive_int(batch_size=self.batch_size, local_epochs=self.local_epochs)
-        if self.local_steps is not None:
-            check.positive_int(local_steps=self.local_steps)
-
-    @property
-    def work(self) -> LocalWork:
-        """Local work per client and round."""
-        return LocalWork(
-            batch_size=self.batch_size,
-            epochs=self.local_epochs,
-            steps=self.local_steps,
-            drop_remainder=self.drop_remainder,
-        )
 
 
 class State(NamedTuple):
@@ -107,8 +89,7 @@ def make(
     client = with_transform(local_sgd(loss_fn, client_opt), transform)
 
     def init(params, num_clients):
-        one = ((), transform.init(params))
-        clients = jax.tree.map(lambda x: jnp.repeat(x[None], num_clients, 0), one)
+        clients = repeat_rows(((), transform.init(params)), num_clients)
         # The mean delta arrives in float32 or wider, so moments have that dtype.
         wide = jax.tree.map(
             lambda p: jnp.astype(p, jnp.promote_types(p.dtype, jnp.float32)), params
@@ -124,9 +105,7 @@ def make(
             pseudo_gradient, state.opt_state, state.params
         )
         params = optax.apply_updates(state.params, updates)
-        down = dense_bits(params) / 8 * cohort.client_mask.sum()
-        metrics = results.metrics | {"downlink_bytes": down}
-        return State(params, opt_state, results.client_state), metrics
+        return State(params, opt_state, results.client_state), results.metrics
 
     return Algorithm(
         name="fedavg",
@@ -134,6 +113,9 @@ def make(
         work=config.work,
         init=init,
         round=round,
+        client_bytes=lambda params: num_bytes(
+            jax.eval_shape(lambda: (client_opt.init(params), transform.init(params)))
+        ),
         parts={
             "client_optimizer": "custom" if client_optimizer else "sgd",
             "server_optimizer": "custom" if server_optimizer else "sgd",

@@ -21,18 +21,19 @@ References:
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_core import check
+from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import Carry, sgd_step
 from fedjax_core.map import map_clients
-from fedjax_core.metrics import Mean, Sum
-from fedjax_core.reduce import mean, total
-from fedjax_core.transform import dense_bits
+from fedjax_core.metrics import Mean
+from fedjax_core.reduce import Reduction, mean
+from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn, Params
 
 
@@ -43,22 +44,15 @@ class Config:
     Attributes:
       client_lr: :math:`\eta_l`, step size of the clients.
       server_lr: :math:`\eta_g`, step size of the server.
-      batch_size: examples per local step.
-      local_epochs: passes over a client's examples per round.
-      local_steps: local steps per round instead of epochs, the same for every client.
+      work: local work per client and round.
     """
 
     client_lr: float = 0.1
     server_lr: float = 1.0
-    batch_size: int = 20
-    local_epochs: int = 1
-    local_steps: int | None = None
+    work: LocalWork = LocalWork()
 
     def __post_init__(self):
         check.positive(client_lr=self.client_lr, server_lr=self.server_lr)
-        check.positive_int(batch_size=self.batch_size, local_epochs=self.local_epochs)
-        if self.local_steps is not None:
-            check.positive_int(local_steps=self.local_steps)
 
 
 class State(NamedTuple):
@@ -66,62 +60,63 @@ class State(NamedTuple):
 
     params: Params
     control: Params  # c, the server's control variate
-    clients: Params  # [N, ...], the c_i
+    clients: Any  # [N, ...], the c_i and the state of the transform
 
 
 def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
     """One client of Algorithm 1; shared is ``(x, c)``, the client state is ``c_i``."""
     sgd = optax.sgd(config.client_lr)
 
-    def init(shared, control_i, key):
-        del key
+    def init(shared, control_i, turn):
+        del turn
         params, control = shared
         correction = jax.tree.map(jnp.subtract, control, control_i)
         return Carry(params, sgd.init(params), Mean.zero()), correction
 
-    def step(shared, carry, batch, key):
+    def step(shared, carry, batch, turn):
         del shared
         carry, correction = carry
-        return sgd_step(loss_fn, sgd, carry, batch, key, correction), correction
+        return sgd_step(loss_fn, sgd, carry, batch, turn.key, correction), correction
 
-    def finish(shared, carry, control_i, key):
-        del key
+    def finish(shared, carry, control_i, turn):
         (params, _), (carry, correction) = shared, carry
-        # K_i; padding clients take no step, and their 0 / 0 would spoil gradients.
-        steps = jnp.maximum(carry.train_loss.count, 1)
         delta = jax.tree.map(jnp.subtract, carry.params, params)
         new = jax.tree.map(
             lambda c, correct, d: jnp.astype(
-                -correct - d / (steps * config.client_lr), c.dtype
+                -correct - d / (turn.num_steps * config.client_lr), c.dtype
             ),
             control_i,
             correction,
             delta,
         )
         update = {"delta": delta, "control": jax.tree.map(jnp.subtract, new, control_i)}
-        metrics = {
-            "train_loss": carry.train_loss,
-            "uplink_bytes": Sum(jnp.float32(dense_bits(update) / 8)),
-        }
-        return update, new, metrics
+        return update, new, {"train_loss": carry.train_loss}
 
     return ClientProgram(init, step, finish)
 
 
-def make(config: Config, loss_fn: LossFn) -> Algorithm:
-    """Builds SCAFFOLD for the given loss."""
-    client = client_program(config, loss_fn)
-    work = LocalWork(
-        batch_size=config.batch_size,
-        epochs=config.local_epochs,
-        steps=config.local_steps,
-    )
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """Builds SCAFFOLD for the given loss.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: applied to every message, the pair of delta and control variate.
+      reduce: instead of the uniform mean, of both.
+    """
+    transform, reduce = transform or identity(), reduce or mean("uniform")
+    client = with_transform(client_program(config, loss_fn), transform)
 
     def init(params, num_clients):
         zeros = jax.tree.map(jnp.zeros_like, params)
-        clients = jax.tree.map(
-            lambda x: jnp.zeros((num_clients, *x.shape), x.dtype), params
-        )
+        message = {"delta": params, "control": zeros}
+        clients = repeat_rows((zeros, transform.init(message)), num_clients)
         return State(params, zeros, clients)
 
     def round(state, cohort, key):
@@ -130,20 +125,26 @@ def make(config: Config, loss_fn: LossFn) -> Algorithm:
             (state.params, state.control),
             cohort,
             key,
-            reduce={"delta": mean("uniform"), "control": total()},
+            reduce=reduce,
             client_state=state.clients,
         )
         delta, control = results.update["delta"], results.update["control"]
         params = optax.apply_updates(
             state.params, jax.tree.map(lambda d: config.server_lr * d, delta)
         )
+        share = results.metrics["valid_clients"] / cohort.num_clients  # |S| / N
         control = jax.tree.map(
-            lambda c, d: c + (d / cohort.num_clients).astype(c.dtype),
-            state.control,
-            control,
+            lambda c, d: c + (share * d).astype(c.dtype), state.control, control
         )
-        down = 2 * dense_bits(params) / 8 * cohort.client_mask.sum()
-        metrics = results.metrics | {"downlink_bytes": down}
-        return State(params, control, results.client_state), metrics
+        return State(params, control, results.client_state), results.metrics
 
-    return Algorithm(name="scaffold", config=config, work=work, init=init, round=round)
+    return Algorithm(
+        name="scaffold",
+        config=config,
+        work=config.work,
+        init=init,
+        round=round,
+        # Its correction and its control variate, before and after.
+        client_bytes=lambda params: 3 * num_bytes(params),
+        parts={"transform": transform.name, "reduce": reduce.name},
+    )

@@ -20,6 +20,7 @@ from fedjax_core import (
     Algorithm,
     Execution,
     FederatedData,
+    LocalWork,
     Model,
     client_mesh,
     models,
@@ -49,13 +50,13 @@ def method(name: str, lowering: Lowering) -> tuple[Model, Algorithm]:
     """Model and algorithm of a job."""
     if name == "cifar10":
         model = models.cifar_cnn(lowering=lowering)
-        config = fedavg.Config(batch_size=10, client_lr=0.1)
+        config = fedavg.Config(work=LocalWork(batch_size=10), client_lr=0.1)
         return model, fedavg.make(config, model.loss)
     model = workloads.model(name)
     if name == "W1":
         model = models.emnist_cnn(workload_data.CLASSES[name], lowering=lowering)
     config = fedavg.Config(
-        client_lr=workload_data.LR, batch_size=workload_data.BATCH[name]
+        client_lr=workload_data.LR, work=LocalWork(batch_size=workload_data.BATCH[name])
     )
     return model, fedavg.make(config, model.loss)
 

@@ -21,7 +21,7 @@ import json
 import jax
 import numpy as np
 
-from fedjax_core import FederatedData, Packed, models, simulate
+from fedjax_core import FederatedData, LocalWork, Packed, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.execution import choose_execution
 
@@ -52,7 +52,9 @@ def main() -> None:
     args = parser.parse_args()
     population = data()
     model = models.cifar_cnn(lowering=args.lowering)
-    algorithm = fedavg.make(fedavg.Config(batch_size=10, client_lr=0.1), model.loss)
+    algorithm = fedavg.make(
+        fedavg.Config(work=LocalWork(batch_size=10), client_lr=0.1), model.loss
+    )
     chosen = choose_execution(model, population.train, algorithm.work, 50)
     for block in args.block or [chosen.block_size]:
         how = dataclasses.replace(chosen, block_size=block)

@@ -13,6 +13,8 @@ import time
 
 import numpy as np
 
+from fedjax_core import LocalWork
+
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--population", type=int, default=1_000_000)
 parser.add_argument("--cohorts", type=int, nargs="+", default=[1000, 10_000, 100_000])
@@ -65,7 +67,7 @@ def main() -> None:
     how = Execution(mesh=client_mesh())
     data = population(args.population)
     model = models.logistic_regression(16, 2)
-    algorithm = fedavg.make(fedavg.Config(batch_size=10), model.loss)
+    algorithm = fedavg.make(fedavg.Config(work=LocalWork(batch_size=10)), model.loss)
     for size in args.cohorts:
         seconds, clock = [], time.perf_counter()
 

@@ -9,6 +9,8 @@ import time
 
 import numpy as np
 
+from fedjax_core import LocalWork
+
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--seeds", type=int, default=5)
 parser.add_argument("--rounds", type=int, default=200)
@@ -25,7 +27,7 @@ def main() -> None:
     use_host_devices(args.devices)
     data = partition.dirichlet(digits.load(), num_clients=100, alpha=0.3, seed=0)
     model = models.mlp(64, 10, hidden=(100,))
-    config = fedavg.Config(local_epochs=2, batch_size=10)
+    config = fedavg.Config(work=LocalWork(epochs=2, batch_size=10))
 
     def run(seeds):
         clock = time.perf_counter()

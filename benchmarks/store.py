@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_core import LocalWork
+
 FEATURES, CLASSES, EXAMPLES, WARM_UP = 784, 62, 100, 2
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -79,7 +81,7 @@ def train(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     fingerprint(data)  # as a run directory takes it
     hidden = (200, 200) if args.model == "mlp" else ()
     model = models.mlp(FEATURES, CLASSES, hidden)
-    algorithm = fedavg.make(fedavg.Config(batch_size=20), model.loss)
+    algorithm = fedavg.make(fedavg.Config(work=LocalWork(batch_size=20)), model.loss)
     clocks, cpu = [], []
 
     def tick(report):

@@ -7,7 +7,15 @@ import jax
 import numpy as np
 from workload_data import BATCH, CLASSES, LENGTH, LR, arrays
 
-from fedjax_core import Execution, FederatedData, Model, Packed, client_mesh, models
+from fedjax_core import (
+    Execution,
+    FederatedData,
+    LocalWork,
+    Model,
+    Packed,
+    client_mesh,
+    models,
+)
 from fedjax_core.algorithms import fedavg
 from fedjax_core.models.model import language_model
 
@@ -30,7 +38,7 @@ def model(name: str) -> Model:
 
 def algorithm(name: str) -> Any:
     """FedAvg as every workload runs it."""
-    config = fedavg.Config(client_lr=LR, batch_size=BATCH[name])
+    config = fedavg.Config(client_lr=LR, work=LocalWork(batch_size=BATCH[name]))
     return fedavg.make(config, model(name).loss)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import Model, Result, check, models, simulate
+from fedjax_core import LocalWork, Model, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.datasets import heart_disease
@@ -36,7 +36,9 @@ class Experiment:
     """
 
     algorithm: fedavg.Config = dataclasses.field(
-        default_factory=lambda: fedavg.Config(client_lr=0.1, batch_size=8)
+        default_factory=lambda: fedavg.Config(
+            client_lr=0.1, work=LocalWork(batch_size=8)
+        )
     )
     path: Path = Path("data/heart_disease")
     rounds: int = 30

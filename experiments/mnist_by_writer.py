@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import FederatedData, Result, check, models, simulate
+from fedjax_core import FederatedData, LocalWork, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import mnist
 from fedjax_core.evaluate import compile_evaluation
@@ -40,7 +40,7 @@ class Experiment:
     """
 
     algorithm: fedavg.Config = dataclasses.field(
-        default_factory=lambda: fedavg.Config(local_epochs=2, batch_size=10)
+        default_factory=lambda: fedavg.Config(work=LocalWork(epochs=2, batch_size=10))
     )
     path: Path = Path("data/mnist_by_writer")
     model: Literal["mlp", "cnn"] = "mlp"

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import Result, check, models, simulate
+from fedjax_core import LocalWork, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import digits, partition
 
@@ -32,7 +32,7 @@ class Experiment:
     """
 
     algorithm: fedavg.Config = dataclasses.field(
-        default_factory=lambda: fedavg.Config(local_epochs=2, batch_size=10)
+        default_factory=lambda: fedavg.Config(work=LocalWork(epochs=2, batch_size=10))
     )
     num_clients: int = 100
     alpha: float = 0.3

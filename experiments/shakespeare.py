@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import FederatedData, Result, check, models, simulate
+from fedjax_core import FederatedData, LocalWork, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters, shakespeare
@@ -44,7 +44,9 @@ class Experiment:
     """
 
     algorithm: fedavg.Config = dataclasses.field(
-        default_factory=lambda: fedavg.Config(client_lr=1.0, batch_size=4)
+        default_factory=lambda: fedavg.Config(
+            client_lr=1.0, work=LocalWork(batch_size=4)
+        )
     )
     path: Path | None = None
     num_clients: int | None = None
@@ -73,7 +75,7 @@ PRESETS = {
     "default": Experiment(),
     # Enough to leave the plateau of guessing blanks, where every such model starts.
     "smoke": Experiment(
-        algorithm=fedavg.Config(client_lr=2.0, batch_size=4),
+        algorithm=fedavg.Config(client_lr=2.0, work=LocalWork(batch_size=4)),
         num_clients=200,
         rounds=80,
         eval_every=8,

@@ -15,6 +15,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from fedjax_core.types import PyTree
+
 
 def as_float(x: ArrayLike) -> jax.Array:
     """An array of floats; ints become the default float type."""
@@ -97,3 +99,13 @@ def by_row(value: ArrayLike, like: jax.Array) -> jax.Array:
 def numpy_of(x: Any) -> Any:
     """NumPy for its own arrays, which stay on the host, and jax's for all others."""
     return np if isinstance(x, np.ndarray) else jnp
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Bytes of all arrays of a pytree, or of what has their shapes and dtypes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def repeat_rows(one: PyTree, num_rows: int) -> PyTree:
+    """The same row for everyone, leaves ``[num_rows, ...]``."""
+    return jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], num_rows, 0), one)

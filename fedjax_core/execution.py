@@ -1,16 +1,18 @@
 """Chooses how a cohort runs, from the devices at hand and the size of a round."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_core.arrays import num_bytes
 from fedjax_core.data.packed import Packed
 from fedjax_core.devices import client_mesh
 from fedjax_core.models.model import Model
 from fedjax_core.plan import num_steps
-from fedjax_core.types import Execution, LocalWork, Params, PyTree
+from fedjax_core.types import Execution, LocalWork, Params
 
 # Splitting a round over host devices costs a few tenths of a millisecond.
 _WORTH_SPLITTING = 3e8
@@ -30,8 +32,8 @@ def round_operations(
     return 6.0 * steps * work.batch_size * num_parameters
 
 
-def client_bytes(model: Model, params: Params, train: Packed, work: LocalWork) -> int:
-    """Device memory of one client in mid-step.
+def client_memory(model: Model, params: Params, train: Packed, work: LocalWork) -> int:
+    """Bytes of device memory of one client in mid-step.
 
     Its parameters, gradient, update and delta, and twice what the backward pass of a
     batch keeps: traced, not run.
@@ -50,24 +52,24 @@ def client_bytes(model: Model, params: Params, train: Packed, work: LocalWork) -
     return 4 * num_bytes(params) + 2 * num_bytes(kept)
 
 
-def num_bytes(tree: PyTree) -> int:
-    """Bytes of all arrays of a pytree."""
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
 def num_parameters(params: Params) -> int:
     """Coordinates of all arrays of a pytree."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def choose_execution(
-    model: Model, train: Packed, work: LocalWork, cohort_size: float
+    model: Model,
+    train: Packed,
+    work: LocalWork,
+    cohort_size: float,
+    client_bytes: Callable[[Params], int] = lambda params: 0,
 ) -> Execution:
     """The execution that `simulate` uses unless it is given one.
 
     On CPU every device runs one client at a time, and small rounds stay on one device.
     On an accelerator clients run side by side, at most as many as fit into half of the
-    memory that the population leaves free.
+    memory that the population leaves free; `client_bytes` is what the algorithm adds to
+    a client, see `Algorithm`.
     """
     params = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, model.init(jax.random.key(0)))
@@ -82,9 +84,8 @@ def choose_execution(
     stats = jax.local_devices()[0].memory_stats() or {}
     free = stats.get("bytes_limit", 2**33) - stats.get("bytes_in_use", 0)
     population = sum(x.nbytes for x in train.examples.values())
-    fit = (
-        max(free - population, free // 4) / 2 / client_bytes(model, params, train, work)
-    )
+    need = client_memory(model, params, train, work) + client_bytes(params)
+    fit = max(free - population, free // 4) / 2 / need
     share = max(1, math.ceil(cohort_size / jax.device_count()))
     steps = _typical_cohort(num_steps(train.sizes, work), share)
     block = _cheapest_block(

@@ -38,6 +38,7 @@ def sgd_step(
     batch: Batch,
     key: Key,
     correction: Params | None = None,
+    scale: jax.Array | None = None,
 ) -> Carry:
     """One local step of `optimizer` on the batch's mean loss.
 
@@ -48,36 +49,67 @@ def sgd_step(
       batch: examples with ``example_mask``.
       key: for the loss (dropout and the like).
       correction: added to the gradient, as control variates are.
+      scale: a factor of the step.
     """
-    loss, grads = jax.value_and_grad(
-        lambda params: batch_loss(loss_fn, params, batch, key)
-    )(carry.params)
+
+    def objective(params):
+        return batch_loss(loss_fn, params, batch, key)
+
+    loss, grads = jax.value_and_grad(objective)(carry.params)
     if correction is not None:
         grads = jax.tree.map(jnp.add, grads, correction)
-    updates, opt_state = optimizer.update(grads, carry.opt_state, carry.params)
+    # Line searches and plateau rules ask for the loss; others never see these.
+    updates, opt_state = optax.with_extra_args_support(optimizer).update(
+        grads,
+        carry.opt_state,
+        carry.params,
+        value=loss,
+        grad=grads,
+        value_fn=objective,
+    )
+    if scale is not None:
+        updates = jax.tree.map(lambda u: (scale * u).astype(u.dtype), updates)
     params = optax.apply_updates(carry.params, updates)
-    return Carry(params, opt_state, carry.train_loss + Mean(loss, jnp.float32(1)))
+    seen = carry.train_loss
+    this = Mean(loss.astype(seen.total.dtype), jnp.ones_like(seen.count))
+    return Carry(params, opt_state, seen + this)
 
 
 def local_sgd(
-    loss_fn: LossFn, optimizer: optax.GradientTransformation
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    *,
+    schedule: optax.Schedule | None = None,
+    keep_optimizer: bool = False,
 ) -> ClientProgram:
     """Local steps of `optimizer` from the server's parameters; the update is the delta.
 
     ``shared`` is the server's parameters. Metrics: "train_loss", the mean over local
     steps.
+
+    Args:
+      loss_fn: per-example losses.
+      optimizer: any optax transformation. It starts anew in every round, and with it a
+        schedule inside it, which counts local steps: rates that follow the rounds are
+        `schedule`.
+      schedule: round (from 0) -> a factor of every local step, right where the rate is
+        the last factor of the optimiser, as in SGD with momentum or Adam.
+      keep_optimizer: the client's row of the state is the optimiser's state (start with
+        ``optimizer.init(params)``), which goes on where the client left it.
     """
 
-    def init(params, client_state, key):
-        del client_state, key
-        return Carry(params, optimizer.init(params), Mean.zero())
+    def init(params, client_state, turn):
+        del turn
+        opt_state = client_state if keep_optimizer else optimizer.init(params)
+        return Carry(params, opt_state, Mean.zero())
 
-    def step(params, carry, batch, key):
+    def step(params, carry, batch, turn):
         del params
-        return sgd_step(loss_fn, optimizer, carry, batch, key)
+        scale = None if schedule is None else schedule(turn.round)
+        return sgd_step(loss_fn, optimizer, carry, batch, turn.key, scale=scale)
 
-    def finish(params, carry, client_state, key):
-        del key
+    def finish(params, carry, client_state, turn):
+        del turn
         delta = jax.tree.map(jnp.subtract, carry.params, params)
         # Finite local parameters prove the delta finite, short of parameters at the end
         # of the number range on both sides. Looking at them instead, XLA adds the delta
@@ -89,6 +121,6 @@ def local_sgd(
         )
         failure = jnp.where(finite, 0, 1)
         metrics = {"train_loss": carry.train_loss, "failure": failure}
-        return delta, client_state, metrics
+        return delta, carry.opt_state if keep_optimizer else client_state, metrics
 
     return ClientProgram(init, step, finish)

@@ -15,8 +15,10 @@ from jax import lax
 
 from fedjax_core import metrics as metrics_lib
 from fedjax_core import random
+from fedjax_core.arrays import along_rows, num_bytes
+from fedjax_core.metrics import Sum
 from fedjax_core.reduce import Arrivals, Cast, Reduction, select
-from fedjax_core.types import ClientProgram, Cohort, Key, Metrics, PyTree
+from fedjax_core.types import ClientProgram, Cohort, Key, Metrics, PyTree, Turn
 
 _P = jax.sharding.PartitionSpec
 
@@ -31,8 +33,10 @@ class ClientResults(NamedTuple):
       update: the reduced update.
       client_state: ``[N, ...]``, rows of the cohort replaced.
       metrics: scalars: the program's metrics over all valid clients, and
-        "valid_clients", "num_examples", "excluded_clients"; "failure" ``[C]`` is as
-        below.
+        "valid_clients", "num_examples", "excluded_clients", "local_steps" (the sum
+        over valid clients), "uplink_bytes" and "downlink_bytes"; "failure" ``[C]`` is
+        as below, and "idle" ``[]`` bool says that nobody counts and no reduction adds
+        noise: then `simulate` keeps the state as it was.
       client_metrics: the program's metrics per client, ``[C]`` each.
       failure: ``[C]`` int32 into `STAGES`: non-zero for a client whose update, state or
         metrics (its loss, say) had a NaN or an infinity. It is excluded from every
@@ -56,6 +60,7 @@ def map_clients(
     *,
     reduce: PyTree,
     client_state: PyTree = (),
+    each: PyTree = (),
 ) -> ClientResults:
     """Runs `program` for every client of the cohort and reduces their updates.
 
@@ -67,6 +72,8 @@ def map_clients(
       reduce: a `Reduction`, or a pytree of them that is a prefix of the update, as in
         ``{"delta": mean("examples"), "control": mean("uniform")}``.
       client_state: leaves ``[N, ...]``, rows by client.
+      each: leaves ``[C, ...]``, what the server sends to each client alone. With it the
+        program's `shared` is the pair ``(shared, the client's row)``.
 
     Returns:
       `ClientResults`. Independent, to float tolerance, of block size, devices and the
@@ -81,7 +88,7 @@ def map_clients(
     if not all(isinstance(r, Reduction) for r in reductions):
         raise TypeError(f"reduce must consist of Reductions, got {reduce!r}.")
 
-    def device(shared, queue, cohort, examples, client_state):
+    def device(shared, queue, cohort, examples, client_state, each):
         queue = jax.tree.map(lambda x: x[0], queue)  # this device's own
         if cohort.sharded_examples:
             examples = jax.tree.map(lambda x: x[0], examples)
@@ -93,14 +100,31 @@ def map_clients(
             steps = jnp.where(
                 slot < cohort.num_steps.shape[0], cohort.num_steps[slot], 0
             )
-            carry = program.init(shared, state, random.stream(key, "init"))
+            received = shared
+            if jax.tree.leaves(each):
+                received = (shared, jax.tree.map(lambda x: x[slot], each))
+
+            def turn(name, step):
+                return Turn(
+                    random.stream(key, name),
+                    cohort.round,
+                    step,
+                    jnp.maximum(steps, 1),
+                    cohort.num_examples[slot],
+                )
+
+            carry = program.init(received, state, turn("init", jnp.int32(0)))
             carry = _local_steps(
-                program, shared, carry, key, steps, row_start, queue.rows, examples,
-                cohort.execution,
+                program, received, carry, turn("step", jnp.int32(0)), steps, row_start,
+                queue.rows, examples, cohort.execution,
             )  # fmt: skip
             update, new, metrics = program.finish(
-                shared, carry, state, random.stream(key, "finish")
+                received, carry, state, turn("finish", steps)
             )
+            metrics = {
+                "uplink_bytes": Sum(jnp.float32(num_bytes(update))),
+                "local_steps": Sum(steps.astype(jnp.float32)),
+            } | metrics
             failure = metrics.pop("failure", None)
             if failure is None:
                 failure = jnp.where(all_finite((update, new)), 0, 1)
@@ -156,19 +180,26 @@ def map_clients(
             ]
         return accs, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
 
-    slots = dataclasses.replace(cohort, queue=None, examples=None)
+    slots = dataclasses.replace(cohort, queue=None, examples=None, public={})
     if mesh is not None:
         device = jax.shard_map(
             device,
             mesh=mesh,
-            in_specs=(_P(), _P("clients"), _P(), examples_spec, _P()),
+            in_specs=(_P(), _P("clients"), _P(), examples_spec, _P(), _P()),
             out_specs=(_P(), _P("clients")),
             check_vma=False,
         )
-    accs, kept = device(shared, cohort.queue, slots, cohort.examples, client_state)
+    accs, kept = device(
+        shared, cohort.queue, slots, cohort.examples, client_state, each
+    )
     # From queue order to cohort order; clients that never ran have no place in it.
     ran = cohort.client_mask
-    kept = jax.tree.map(lambda x: _keep_rows(ran, x[cohort.position]), kept)
+    kept = jax.tree.map(
+        lambda x: jnp.where(
+            along_rows(ran, x), x[cohort.position], jnp.zeros_like(x[:1])
+        ),
+        kept,
+    )
     stacks, new, client_metrics, failure, valid = kept
     reduce_key = random.stream(key, "reduce")
     results = []
@@ -183,7 +214,10 @@ def map_clients(
         "valid_clients": valid.sum(),
         "num_examples": jnp.where(valid, cohort.num_examples, 0).sum(),
         "excluded_clients": (failure > 0).sum(),
+        # Each client receives the broadcast and its own row, dropping out or not.
+        "downlink_bytes": _received_bytes(shared, each) * ran.sum(),
         "failure": failure,
+        "idle": ~valid.any() & (not any(r.noisy for r in reductions)),
     }
     return ClientResults(
         treedef.unflatten(results),
@@ -195,9 +229,13 @@ def map_clients(
     )
 
 
-def _local_steps(program, shared, carry, key, steps, row_start, rows, examples, how):
+def _received_bytes(shared: PyTree, each: PyTree) -> jax.Array:
+    row = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], each))
+    return jnp.float32(num_bytes(jax.eval_shape(lambda: shared)) + num_bytes(row))
+
+
+def _local_steps(program, shared, carry, turn, steps, row_start, rows, examples, how):
     """Takes a client's local steps, however many the data says."""
-    step_key = random.stream(key, "step")
 
     def step(t, carry):
         # Masked steps past the client's last repeat that one.
@@ -212,7 +250,8 @@ def _local_steps(program, shared, carry, key, steps, row_start, rows, examples, 
             # padding clients see zeros.
             batch = jax.tree.map(lambda x: jnp.where(steps > 0, x, 0), batch)
         batch = dict(batch) | {"example_mask": mask}
-        return program.step(shared, carry, batch, jax.random.fold_in(step_key, t))
+        now = turn._replace(key=jax.random.fold_in(turn.key, t), step=t)
+        return program.step(shared, carry, batch, now)
 
     if how.max_steps:
         return lax.fori_loop(
@@ -264,7 +303,3 @@ def sum_of_values(tree: PyTree) -> jax.Array:
         ones = jnp.ones(rows.shape[1], x.dtype)
         total += jnp.matmul(rows, ones, preferred_element_type=wide).sum()
     return total
-
-
-def _keep_rows(keep: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(keep.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))

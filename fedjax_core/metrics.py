@@ -25,7 +25,8 @@ class Mean(NamedTuple):
     @classmethod
     def zero(cls) -> "Mean":
         """The mean of nothing."""
-        return cls(jnp.float32(0), jnp.float32(0))
+        zero = jnp.zeros((), float)  # float64 where that is enabled
+        return cls(zero, zero)
 
     @property
     def value(self) -> jax.Array:

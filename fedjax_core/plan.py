@@ -6,14 +6,13 @@ different sizes share one compiled program.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjax_core import check
 from fedjax_core.data.packed import Packed
-from fedjax_core.devices import ship_cohort
+from fedjax_core.devices import ship, ship_cohort
 from fedjax_core.random import hash64, mix64
 from fedjax_core.types import Cohort, Execution, LocalWork, Queue
 
@@ -42,26 +41,9 @@ class Capacity:
     examples: int
 
 
-def check_work(work: LocalWork) -> None:
-    """Raises ValueError or TypeError for local work that can't be done."""
-    check.positive_int(batch_size=work.batch_size)
-    if work.steps is None:
-        check.positive_int(epochs=work.epochs)
-    else:
-        check.positive_int(steps=work.steps)
-
-
-def steps_per_epoch(sizes: np.ndarray, work: LocalWork) -> np.ndarray:
-    """Batches in one epoch of clients with `sizes` examples; int64, same shape."""
-    sizes = np.asarray(sizes, np.int64)
-    if work.drop_remainder:
-        return sizes // work.batch_size
-    return -(-sizes // work.batch_size)
-
-
 def num_steps(sizes: np.ndarray, work: LocalWork) -> np.ndarray:
     """Local steps in a round of clients with `sizes` examples; int64, same shape."""
-    per_epoch = steps_per_epoch(sizes, work)
+    per_epoch = work.steps_per_epoch(np.asarray(sizes, np.int64))
     if work.steps is None:
         return per_epoch * work.epochs
     return np.where(per_epoch > 0, work.steps, 0)
@@ -164,7 +146,7 @@ class Draft:
         population or, `local`, as their device holds them.
         """
         slots, batch = self.order, self.work.batch_size
-        per_epoch = steps_per_epoch(self.sizes[slots], self.work)
+        per_epoch = self.work.steps_per_epoch(self.sizes[slots])
         steps = self.steps[slots]
         epochs = -(-steps // np.maximum(per_epoch, 1))
         # One walk = one client in one epoch.
@@ -243,11 +225,16 @@ class Draft:
             used.astype(np.int32),
         )
         # NumPy until it is shipped.
-        by_slot |= {"position": position, "num_clients": np.int32(num_clients)}
+        by_slot |= {
+            "position": position,
+            "num_clients": np.int32(num_clients),
+            "round": np.int32(self.round),
+        }
         return Cohort(
             **by_slot,
             queue=Queue(*arrays),
             examples=None,
+            work=self.work,
             execution=self.execution,
         )
 
@@ -327,6 +314,7 @@ def plan_round(
     round: int,
     execution: Execution | None = None,
     cohort_size: int | None = None,
+    public: Mapping[str, np.ndarray] | None = None,
 ) -> Cohort:
     """Plans a single round with the population's examples, ready for `map_clients`.
 
@@ -338,8 +326,8 @@ def plan_round(
       round: number of the round.
       execution: blocks and devices, by default one device and blocks of one.
       cohort_size: slots of the cohort; more than clients given leaves padding.
+      public: data of the server.
     """
-    check_work(work)
     execution = execution or Execution()
     draft = Draft(
         np.asarray(client_ids),
@@ -353,4 +341,7 @@ def plan_round(
     capacity = fit([draft], usual_capacity(train.sizes, work, execution, size))
     cohort = draft.build(capacity, num_clients=train.num_clients)
     examples: Any = dict(train.examples)
-    return ship_cohort(dataclasses.replace(cohort, examples=examples), execution.mesh)
+    return dataclasses.replace(
+        ship_cohort(dataclasses.replace(cohort, examples=examples), execution.mesh),
+        public=ship(dict(public or {}), execution.mesh),
+    )

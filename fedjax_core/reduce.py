@@ -55,6 +55,8 @@ class Reduction(NamedTuple):
       stacked: the engine keeps every update and `finish` gets them, ``[C, ...]`` in
         cohort order; the first three functions are not called.
       name: what it is and its arguments, recorded with a run.
+      noisy: the result has noise that protects clients. Then a round in which nobody
+        counts must go on like any other, or the model would tell.
     """
 
     identity: Callable[[PyTree], PyTree]
@@ -63,6 +65,7 @@ class Reduction(NamedTuple):
     finish: Callable[[PyTree, Cast], PyTree]
     stacked: bool = False
     name: str = "custom"
+    noisy: bool = False
 
 
 def _weights(by: Any, arrivals: Arrivals) -> jax.Array:

@@ -14,6 +14,7 @@ from fedjax_core import random
 from fedjax_core.devices import Spec
 from fedjax_core.feed import Chunk
 from fedjax_core.map import all_finite
+from fedjax_core.reduce import select
 from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree
 
 
@@ -89,40 +90,51 @@ class CompiledRounds:
         self, algorithm: Algorithm, seeds: Sequence[int], how: Execution, axis: str
     ):
         self._keys = seed_keys(seeds)
-        self._examples: PyTree = None
         self.compilations, self.compile_seconds = 0, 0.0
         self._compiled: dict[Any, Any] = {}
 
-        def one(state, key, cohort, examples, round):
+        def one(state, key, cohort, examples, public):
             if cohort.examples is None:
                 cohort = dataclasses.replace(cohort, examples=examples)
-            state, metrics = algorithm.round(
-                state, cohort, random.round_key(key, round)
+            cohort = dataclasses.replace(cohort, public=public)
+            new, metrics = algorithm.round(
+                state, cohort, random.round_key(key, cohort.round)
             )
-            return state, metrics | {"finite_model": all_finite(state.params)}
-
-        def chunk(state, keys, cohorts, examples, first, count):
-            def run(k, state):
-                cohort = jax.tree.map(lambda x: x[k], cohorts)
-                every = over_seeds(
-                    lambda s, key, c: one(s, key, c, examples, first + k),
-                    axis,
-                    len(seeds),
+            # A round of nobody leaves everything as it was. The rows of clients are so
+            # already, and selecting them would cost a pass over all N.
+            idle = metrics.pop("idle", jnp.bool_(False))
+            if hasattr(new, "clients"):
+                kept = select(
+                    idle, state._replace(clients=()), new._replace(clients=())
                 )
-                return every(state, keys, cohort)
+                new = kept._replace(clients=new.clients)
+            else:
+                new = select(idle, state, new)
+            return new, metrics | {"finite_model": all_finite(new.params)}
 
-            def body(k, carry):
-                state, metrics = run(k, carry[0])
-                kept = jax.tree.map(lambda b, m: b.at[k].set(m), carry[1], metrics)
-                return state, kept
+        def chunk(state, keys, cohorts, examples, public, count):
+            def run(state, key, cohorts):  # of one seed: its state is copied once
+                def step(k, state):
+                    cohort = jax.tree.map(lambda x: x[k], cohorts)
+                    return one(state, key, cohort, examples, public)
 
-            shapes = jax.eval_shape(lambda: run(0, state)[1])
-            rounds = cohorts.client_id.shape[0]
-            kept = jax.tree.map(
-                lambda s: jnp.zeros((rounds, *s.shape), s.dtype), shapes
-            )
-            return lax.fori_loop(0, count, body, (state, kept))
+                def body(k, carry):
+                    state, metrics = step(k, carry[0])
+                    kept = jax.tree.map(lambda b, m: b.at[k].set(m), carry[1], metrics)
+                    return state, kept
 
+                rounds = cohorts.client_id.shape[0]
+                kept = jax.tree.map(
+                    lambda s: jnp.zeros((rounds, *s.shape), s.dtype),
+                    jax.eval_shape(lambda: step(0, state)[1]),
+                )
+                return lax.fori_loop(0, count, body, (state, kept))
+
+            by_seed = jax.tree.map(lambda x: x.swapaxes(0, 1), cohorts)
+            state, kept = over_seeds(run, axis, len(seeds))(state, keys, by_seed)
+            return state, jax.tree.map(lambda x: x.swapaxes(0, 1), kept)
+
+        self._chunk = chunk
         self._jit = jax.jit(
             chunk,
             donate_argnums=0,
@@ -131,7 +143,7 @@ class CompiledRounds:
         )
 
     def __call__(
-        self, state: PyTree, chunk: Chunk, examples: PyTree
+        self, state: PyTree, chunk: Chunk, examples: PyTree, public: PyTree
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
         """Runs a chunk; `state` is donated.
 
@@ -144,9 +156,12 @@ class CompiledRounds:
             self._keys,
             chunk.cohorts,
             examples,
-            jnp.int32(chunk.first),
+            public,
             jnp.int32(rounds),
         )
+        if jax.config.jax_disable_jit:  # a debugging aid, which has no compiled form
+            state, metrics = self._chunk(*args)
+            return state, {k: np.asarray(v)[:rounds] for k, v in metrics.items()}
         shapes = tuple(x.shape for x in jax.tree.leaves(chunk.cohorts))
         if shapes not in self._compiled:
             start = time.perf_counter()

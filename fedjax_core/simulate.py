@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fedjax_core import check
 from fedjax_core.client_store import HostStore
@@ -30,7 +31,6 @@ from fedjax_core.feed import (
 from fedjax_core.history import History
 from fedjax_core.models.model import Model
 from fedjax_core.participation import Participation, Uniform
-from fedjax_core.plan import check_work
 from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Exclusion, Result
 from fedjax_core.rounds import CompiledRounds, initial_state
@@ -155,7 +155,6 @@ def simulate(
         check.one_of(("train", "test", "validation"), eval_splits=split)
     check.one_of(("device", "host"), feed=feed, client_store=client_store)
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
-    check_work(algorithm.work)
     check_shippable(data.train)
     if resume and run_dir is None:
         raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
@@ -163,7 +162,9 @@ def simulate(
     participation.max_cohort_size(data.num_clients)  # raises where it is impossible
     if execution is None:
         size = participation.expected_cohort_size(data.num_clients)
-        execution = choose_execution(model, data.train, algorithm.work, size)
+        execution = choose_execution(
+            model, data.train, algorithm.work, size, algorithm.client_bytes
+        )
     mesh = execution.mesh
 
     state, store = _initial(algorithm, model, params, data, seeds, mesh, client_store)
@@ -205,7 +206,7 @@ def simulate(
             execution=execution,
             slot_state=store is not None,
         )
-        examples = None
+        examples, public = None, ship(dict(data.public), mesh)
         if isinstance(plan_feed, ResidentFeed):
             examples = plan_feed.examples()
             if store is None:
@@ -215,6 +216,7 @@ def simulate(
         evaluate = compile_evaluation(
             model.metrics, data, eval_splits, mesh, on_host=feed == "host"
         )
+        served = jax.jit(lambda s: lax.map(algorithm.model, s))
         spans = _spans(
             history.rounds, rounds, (eval_every, checkpoint_every), plan_feed.max_rounds
         )
@@ -236,7 +238,7 @@ def simulate(
                 clock = time.perf_counter() - run.compile_seconds
                 if store is not None:
                     state = state._replace(clients=ship(store.gather(chunk), mesh))
-                state, metrics = run(state, chunk, examples)
+                state, metrics = run(state, chunk, examples, public)
                 finite = metrics.pop("finite_model")
                 if store is not None:
                     store.scatter(chunk, state.clients)
@@ -261,7 +263,7 @@ def simulate(
                     )
                 values = {}
                 if done % eval_every == 0 or done == rounds:
-                    values, per_client = evaluate(state.params)
+                    values, per_client = evaluate(served(state))
                     history.add_evaluation(values, per_client)
                 if recorder:
                     history.save(recorder)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_core import check
+from fedjax_core.arrays import num_bytes
 from fedjax_core.map import all_finite
 from fedjax_core.metrics import Sum
 from fedjax_core.types import ClientProgram, Key, PyTree
@@ -91,7 +92,7 @@ def chain(*transforms: Transform) -> Transform:
 
 def dense_bits(update: PyTree) -> float:
     """Bits of an update sent as it is: every coordinate in its own dtype."""
-    return float(sum(x.size * x.dtype.itemsize * 8 for x in jax.tree.leaves(update)))
+    return 8.0 * num_bytes(update)
 
 
 def with_transform(program: ClientProgram, transform: Transform) -> ClientProgram:
@@ -101,14 +102,14 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
     Metrics gain "uplink_bytes", the bytes that the cohort's valid clients send.
     """
 
-    def init(shared, client_state, key):
-        return program.init(shared, client_state[0], key)
+    def init(shared, client_state, turn):
+        return program.init(shared, client_state[0], turn)
 
-    def finish(shared, carry, client_state, key):
+    def finish(shared, carry, client_state, turn):
         inner, kept = client_state
-        update, inner, metrics = program.finish(shared, carry, inner, key)
+        update, inner, metrics = program.finish(shared, carry, inner, turn)
         message = Message(update, jnp.float32(dense_bits(update)))
-        sent, kept = transform.apply(message, kept, jax.random.fold_in(key, 1))
+        sent, kept = transform.apply(message, kept, jax.random.fold_in(turn.key, 1))
         if "failure" not in metrics:
             metrics["failure"] = jnp.where(all_finite((update, inner)), 0, 1)
         if sent.update is not update:

@@ -1,10 +1,12 @@
 """The contracts: what one client does, what a round is, what an algorithm is."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_core import check
 
@@ -22,27 +24,46 @@ mean. A masked row holds a copy of a real row of the same client.
 """
 
 
+class Turn(NamedTuple):
+    """One client's turn in a round: its key, and where in the round it stands.
+
+    Attributes:
+      key: for the function that sees it, and for this step only.
+      round: ``[]`` int32, the round's number, from 0.
+      step: ``[]`` int32, local steps taken so far: 0 in `init`, all in `finish`.
+      num_steps: ``[]`` int32, local steps of this client in the round, at least 1 (a
+        client without any takes no part, and a division by it stays finite).
+      num_examples: ``[]`` int32, examples that the client holds.
+    """
+
+    key: Key
+    round: jax.Array
+    step: jax.Array
+    num_steps: jax.Array
+    num_examples: jax.Array
+
+
 class ClientProgram(NamedTuple):
     """What ONE client does in a round; no client axis appears anywhere in it.
 
     Attributes:
-      init: ``(shared, client_state, key) -> carry``. `shared` is what the server
+      init: ``(shared, client_state, turn) -> carry``. `shared` is what the server
         broadcasts; `client_state` is the client's row of the state ``[N, ...]``.
-      step: ``(shared, carry, batch, key) -> carry``, once per local step. Leaves of
-        `batch` are ``[B, ...]``; ``batch["example_mask"]`` is bool ``[B]``. The key is
-        the client's key folded with the step's index.
-      finish: ``(shared, carry, client_state, key) -> (update, client_state, metrics)``.
-        Values of `metrics` are `Mean` or `Sum` (see `fedjax_core.metrics`); with
-        an entry "failure", int32, a program says itself at which of
-        `fedjax_core.map.STAGES` its update stopped being finite, 0 if it did not;
-        without one the engine looks at update and client state.
+      step: ``(shared, carry, batch, turn) -> carry``, once per local step. Leaves of
+        `batch` are ``[B, ...]``; ``batch["example_mask"]`` is bool ``[B]``.
+      finish: ``(shared, carry, client_state, turn) -> (update, client_state,
+        metrics)``. Values of `metrics` are `Mean` or `Sum` (see
+        `fedjax_core.metrics`). Two entries are the engine's unless a program makes
+        them: "uplink_bytes", a `Sum`, the size of the update as it is; and "failure",
+        int32, at which of `fedjax_core.map.STAGES` the update stopped being finite, 0
+        if it did not, found by looking at update and client state.
       norm_bound: an upper bound on the L2 norm of any `update`, infinite when nothing
         bounds it. Noise is calibrated to it, see `fedjax_core.privacy`.
     """
 
-    init: Callable[[PyTree, PyTree, Key], PyTree]
-    step: Callable[[PyTree, PyTree, Batch, Key], PyTree]
-    finish: Callable[[PyTree, PyTree, PyTree, Key], tuple[PyTree, PyTree, Metrics]]
+    init: Callable[[PyTree, PyTree, Turn], PyTree]
+    step: Callable[[PyTree, PyTree, Batch, Turn], PyTree]
+    finish: Callable[[PyTree, PyTree, PyTree, Turn], tuple[PyTree, PyTree, Metrics]]
     norm_bound: float = float("inf")
 
 
@@ -98,10 +119,13 @@ class Cohort:
       state_row: ``[C]`` int32, the client's row in the state ``[N, ...]``, past its
         end for padding.
       num_clients: ``[]`` int32, N, the size of the population.
+      round: ``[]`` int32, the round's number, from 0.
       position: ``[C]`` int32, where a slot sits in the flattened ``[D * M * L]``.
       queue: the schedule, see `Queue`.
       examples: leaves ``[n, ...]`` that `queue.rows` points into (with a leading
         device axis when `sharded_examples`).
+      public: data of the server, ``FederatedData.public``: the same in every round.
+      work: static; the local work that the steps were planned for.
       execution: static; see `Execution`.
       sharded_examples: static; every device holds the examples of its own clients.
     """
@@ -111,16 +135,43 @@ class Cohort:
     num_steps: jax.Array
     state_row: jax.Array
     num_clients: jax.Array
+    round: jax.Array
     position: jax.Array
     queue: Queue
     examples: Mapping[str, jax.Array] | None
+    work: "LocalWork" = dataclasses.field(metadata={"static": True})
     execution: Execution = dataclasses.field(metadata={"static": True})
+    public: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
     sharded_examples: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def client_mask(self) -> jax.Array:
         """``[C]`` bool: real clients that have something to train on."""
         return self.num_steps > 0
+
+    def only(self, keep: jax.Array) -> "Cohort":
+        """The cohort in which only clients where `keep`, ``[C]`` bool, take part."""
+        return dataclasses.replace(self, num_steps=jnp.where(keep, self.num_steps, 0))
+
+    def first_epochs(self, epochs: int = 1) -> "Cohort":
+        """The cohort that stops after its first so many epochs.
+
+        For methods that go over their data twice in a round, each time whole. A second
+        pass repeats the order and, under the same key, the draws of the first: give it
+        a key of its own, as ``random.stream(key, "second")``.
+
+        Raises:
+          ValueError: the work counts steps, so that a pass may see part of the data.
+        """
+        if self.work.steps is not None:
+            raise ValueError(
+                f"work must count epochs for a method with passes over all data, got "
+                f"steps={self.work.steps}."
+            )
+        per_epoch = self.work.steps_per_epoch(self.num_examples)
+        return dataclasses.replace(
+            self, num_steps=jnp.minimum(self.num_steps, epochs * per_epoch)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,10 +189,20 @@ class LocalWork:
         examples then has no step and takes no part in the round.
     """
 
-    batch_size: int
+    batch_size: int = 20
     epochs: int = 1
     steps: int | None = None
     drop_remainder: bool = False
+
+    def __post_init__(self):
+        check.positive_int(batch_size=self.batch_size, epochs=self.epochs)
+        if self.steps is not None:
+            check.positive_int(steps=self.steps)
+
+    def steps_per_epoch(self, sizes: Any) -> Any:
+        """Batches in one epoch of clients with `sizes` examples, an array of ints."""
+        whole = sizes // self.batch_size
+        return whole if self.drop_remainder else -(-sizes // self.batch_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,6 +219,13 @@ class Algorithm:
       round: ``(state, cohort, key) -> (state, metrics)``, jit- and vmap-able. Metrics
         are a flat dict of scalars, which `simulate` records, and "failure" ``[C]``,
         by which it names excluded clients; it drops other arrays.
+      model: ``state -> params``, the model to evaluate, where it is not what the server
+        learns: a classifier trained on synthetic data, say.
+      own_models: ``(state, row) -> {name: params}``, the models that a client with this
+        row of ``state.clients`` would use, or None where everyone uses `model`.
+      client_bytes: ``params -> int``, device memory that a client in mid-step holds
+        besides its model, gradient, update and activations: optimiser state, a second
+        model, logits. It decides how many clients fit side by side.
       parts: what it was built from besides `config`, by name, recorded as well.
     """
 
@@ -166,4 +234,7 @@ class Algorithm:
     work: LocalWork
     init: Callable[[Params, int], Any]
     round: Callable[[Any, Cohort, Key], tuple[Any, Metrics]]
+    model: Callable[[Any], Params] = operator.attrgetter("params")
+    own_models: Callable[[Any, PyTree], Mapping[str, Params]] | None = None
+    client_bytes: Callable[[Params], int] = lambda params: 0
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)

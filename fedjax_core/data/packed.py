@@ -187,6 +187,8 @@ class FederatedData:
       test: held-out examples of the same clients.
       validation: more held-out examples, for choosing hyperparameters.
       client_ids: one name per client, unique; left out (or None), "0" to "N-1".
+      public: arrays of the server, which belong to no client: algorithms find them as
+        ``cohort.public``. Device memory holds them once, whatever the rounds and seeds.
 
     Raises:
       ValueError: splits of different numbers of clients; splits with examples that
@@ -199,6 +201,7 @@ class FederatedData:
     test: Packed | None = None
     validation: Packed | None = None
     client_ids: tuple[str, ...] = ()
+    public: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         for name, split in self.splits.items():
@@ -268,7 +271,7 @@ class FederatedData:
         """
         splits = {name: split.take(clients) for name, split in self.splits.items()}
         client_ids = tuple(self.client_ids[i] for i in clients)
-        return FederatedData(**splits, client_ids=client_ids)
+        return dataclasses.replace(self, **splits, client_ids=client_ids)
 
     def map(
         self, function: Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
@@ -302,7 +305,7 @@ class FederatedData:
                         f"{split}, got {name} of shape {np.shape(array)}."
                     )
             splits[split] = Packed(new, packed.offsets)
-        return FederatedData(**splits, client_ids=self.client_ids)
+        return dataclasses.replace(self, **splits)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Split -> "examples" in all, and "min", "median", "mean", "max" per client."""

@@ -5,6 +5,7 @@ Who goes where depends on the seed and on client ids, not on the order of client
 client by client is split the same.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 
@@ -83,7 +84,7 @@ def split_examples(
                 {k: a[rows] for k, a in train.examples.items()},
                 np.concatenate([[0], np.cumsum(counts[name])]),
             )
-    return FederatedData(**splits, client_ids=data.client_ids)
+    return dataclasses.replace(data, **splits)
 
 
 def hold_out_clients(

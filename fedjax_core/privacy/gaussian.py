@@ -58,4 +58,4 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
         return treedef.unflatten(jax.tree.map(jnp.asarray, noisy))
 
     name = f"gaussian_mean({noise_multiplier}, {expected_cohort_size})"
-    return plain._replace(finish=finish, name=name)
+    return plain._replace(finish=finish, name=name, noisy=True)

@@ -15,6 +15,7 @@ from tests.reference import softmax_loss, softmax_problem
 from fedjax_core import (
     Algorithm,
     Execution,
+    LocalWork,
     Packed,
     client_mesh,
     clip,
@@ -25,7 +26,7 @@ from fedjax_core import (
 from fedjax_core.algorithms import fedavg, scaffold
 from fedjax_core.plan import Capacity, Draft
 
-FEDAVG = fedavg.Config(batch_size=4, local_epochs=2)
+FEDAVG = fedavg.Config(work=LocalWork(batch_size=4, epochs=2))
 METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": lambda loss: fedavg.make(FEDAVG, loss),
     "fedavg, top-k, Adam on the server": lambda loss: fedavg.make(
@@ -38,7 +39,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
         FEDAVG, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
     ),
     "scaffold": lambda loss: scaffold.make(
-        scaffold.Config(batch_size=4, local_epochs=2), loss
+        scaffold.Config(work=LocalWork(batch_size=4, epochs=2)), loss
     ),
 }
 

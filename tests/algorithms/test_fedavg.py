@@ -16,7 +16,7 @@ from tests.reference import (
     visits,
 )
 
-from fedjax_core import Packed, plan_round
+from fedjax_core import LocalWork, Packed, plan_round
 from fedjax_core.algorithms import fedavg
 
 SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
@@ -46,11 +46,18 @@ def rounds(algorithm, cohorts, params=PARAMS):
 @pytest.mark.parametrize(
     "config",
     [
-        fedavg.Config(client_lr=0.3, batch_size=4),
-        fedavg.Config(client_lr=0.3, batch_size=4, weights="uniform", server_lr=0.5),
-        fedavg.Config(client_lr=0.1, batch_size=3, local_epochs=4, server_lr=1.5),
-        fedavg.Config(client_lr=0.2, batch_size=2, local_steps=5),
-        fedavg.Config(client_lr=0.2, batch_size=2, drop_remainder=True),
+        fedavg.Config(client_lr=0.3, work=LocalWork(batch_size=4)),
+        fedavg.Config(
+            client_lr=0.3,
+            work=LocalWork(batch_size=4),
+            weights="uniform",
+            server_lr=0.5,
+        ),
+        fedavg.Config(
+            client_lr=0.1, work=LocalWork(batch_size=3, epochs=4), server_lr=1.5
+        ),
+        fedavg.Config(client_lr=0.2, work=LocalWork(batch_size=2, steps=5)),
+        fedavg.Config(client_lr=0.2, work=LocalWork(batch_size=2, drop_remainder=True)),
     ],
     ids=["examples", "uniform", "epochs", "steps", "whole batches"],
 )
@@ -81,7 +88,9 @@ def test_rounds_match_the_paper(config):
 
 def test_full_batches_match_without_reading_the_plan():
     # With one full batch per step the order of examples is of no account.
-    config = fedavg.Config(client_lr=0.3, batch_size=16, local_epochs=3, server_lr=0.7)
+    config = fedavg.Config(
+        client_lr=0.3, work=LocalWork(batch_size=16, epochs=3), server_lr=0.7
+    )
     expected = START
     for (state, _, _), ids in zip(
         rounds(fedavg.make(config, softmax_loss), COHORTS), COHORTS, strict=True
@@ -95,7 +104,7 @@ def test_full_batches_match_without_reading_the_plan():
 
 
 def test_row_32_one_full_step_of_everyone_is_gradient_descent():
-    config = fedavg.Config(client_lr=0.5, batch_size=16)
+    config = fedavg.Config(client_lr=0.5, work=LocalWork(batch_size=16))
     expected = START
     for state, metrics, _ in rounds(
         fedavg.make(config, softmax_loss), [range(len(SIZES))] * 20
@@ -110,7 +119,7 @@ def test_row_32_one_full_step_of_everyone_is_gradient_descent():
 
 
 def test_one_client_is_plain_sgd():
-    config = fedavg.Config(client_lr=0.2, batch_size=3, local_epochs=2)
+    config = fedavg.Config(client_lr=0.2, work=LocalWork(batch_size=3, epochs=2))
     params = PARAMS
     for state, _, cohort in rounds(fedavg.make(config, softmax_loss), [[7]] * 3):
         for batch in visits(cohort)[7]:
@@ -138,7 +147,7 @@ class Adam:
 
 
 def test_a_server_optimizer_sees_minus_the_mean_delta():
-    config = fedavg.Config(client_lr=0.3, batch_size=4)
+    config = fedavg.Config(client_lr=0.3, work=LocalWork(batch_size=4))
     algorithm = fedavg.make(
         config,
         softmax_loss,
@@ -153,7 +162,7 @@ def test_a_server_optimizer_sees_minus_the_mean_delta():
 
 
 def test_a_client_optimizer_starts_anew_every_round():
-    config = fedavg.Config(client_lr=9.0, batch_size=4, local_epochs=2)
+    config = fedavg.Config(client_lr=9.0, work=LocalWork(batch_size=4, epochs=2))
     algorithm = fedavg.make(
         config, softmax_loss, client_optimizer=optax.sgd(0.1, momentum=0.9)
     )
@@ -181,11 +190,13 @@ def test_a_round_of_nobody_keeps_the_model(run):
 
 def test_step_sizes_can_be_swept_in_one_program():
     cohort = plan_round(
-        [0, 2], TRAIN, fedavg.Config(batch_size=4).work, seed=0, round=0
+        [0, 2], TRAIN, fedavg.Config(work=LocalWork(batch_size=4)).work, seed=0, round=0
     )
 
     def one(client_lr, server_lr):
-        config = fedavg.Config(client_lr=client_lr, server_lr=server_lr, batch_size=4)
+        config = fedavg.Config(
+            client_lr=client_lr, server_lr=server_lr, work=LocalWork(batch_size=4)
+        )
         algorithm = fedavg.make(config, softmax_loss)
         return algorithm.round(algorithm.init(PARAMS, 8), cohort, KEY)[0].params
 

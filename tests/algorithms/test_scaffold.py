@@ -13,7 +13,7 @@ from tests.reference import (
     visits,
 )
 
-from fedjax_core import Packed, plan_round
+from fedjax_core import LocalWork, Packed, plan_round
 from fedjax_core.algorithms import fedavg, scaffold
 
 SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
@@ -45,9 +45,13 @@ def rounds(algorithm, cohorts, train=TRAIN):
 @pytest.mark.parametrize(
     "config",
     [
-        scaffold.Config(client_lr=0.3, batch_size=4),
-        scaffold.Config(client_lr=0.1, batch_size=3, local_epochs=3, server_lr=0.5),
-        scaffold.Config(client_lr=0.2, batch_size=2, local_steps=5, server_lr=1.5),
+        scaffold.Config(client_lr=0.3, work=LocalWork(batch_size=4)),
+        scaffold.Config(
+            client_lr=0.1, work=LocalWork(batch_size=3, epochs=3), server_lr=0.5
+        ),
+        scaffold.Config(
+            client_lr=0.2, work=LocalWork(batch_size=2, steps=5), server_lr=1.5
+        ),
     ],
     ids=["one epoch", "epochs", "steps"],
 )
@@ -70,7 +74,7 @@ def test_rounds_match_the_paper(config):
 
 
 def test_full_batches_match_without_reading_the_plan():
-    config = scaffold.Config(client_lr=0.3, batch_size=16, local_epochs=3)
+    config = scaffold.Config(client_lr=0.3, work=LocalWork(batch_size=16, epochs=3))
     params, control, controls = START, ZEROS, [ZEROS] * N
     for (state, _, _), ids in zip(
         rounds(scaffold.make(config, softmax_loss), COHORTS), COHORTS, strict=True
@@ -87,9 +91,12 @@ def test_full_batches_match_without_reading_the_plan():
 
 def test_the_first_round_is_uniform_fedavg():
     # All control variates start at zero.
-    first = scaffold.make(scaffold.Config(batch_size=4, local_epochs=2), softmax_loss)
+    first = scaffold.make(
+        scaffold.Config(work=LocalWork(batch_size=4, epochs=2)), softmax_loss
+    )
     same = fedavg.make(
-        fedavg.Config(batch_size=4, local_epochs=2, weights="uniform"), softmax_loss
+        fedavg.Config(work=LocalWork(batch_size=4, epochs=2), weights="uniform"),
+        softmax_loss,
     )
     (a, x, _), (b, y, _) = (next(rounds(m, COHORTS)) for m in (first, same))
     assert_close(a.params, b.params, rtol=1e-6)
@@ -100,7 +107,7 @@ def test_the_server_control_is_the_mean_of_the_clients():
     # Of everyone who ever had a control variate and those who never did, by (5) of the
     # paper: the server adds the cohort's changes over N, whoever takes part.
     algorithm = scaffold.make(
-        scaffold.Config(client_lr=0.3, batch_size=4), softmax_loss
+        scaffold.Config(client_lr=0.3, work=LocalWork(batch_size=4)), softmax_loss
     )
     for cohorts in ([EVERYONE] * 4, COHORTS):
         for state, _, _ in rounds(algorithm, cohorts):
@@ -115,7 +122,7 @@ def test_the_server_control_is_the_mean_of_the_clients():
 
 def test_after_one_full_step_a_control_is_the_client_s_gradient():
     algorithm = scaffold.make(
-        scaffold.Config(client_lr=0.3, batch_size=16), softmax_loss
+        scaffold.Config(client_lr=0.3, work=LocalWork(batch_size=16)), softmax_loss
     )
     before = START
     for state, _, _ in rounds(algorithm, [EVERYONE] * 3):
@@ -131,7 +138,7 @@ def test_one_full_step_of_everyone_is_gradient_descent():
     # The corrections cancel in the mean when all of N take part.
     train = TRAIN.take(EVERYONE)
     algorithm = scaffold.make(
-        scaffold.Config(client_lr=0.5, batch_size=16), softmax_loss
+        scaffold.Config(client_lr=0.5, work=LocalWork(batch_size=16)), softmax_loss
     )
     params = START
     for state, _, _ in rounds(algorithm, [range(7)] * 20, train):
@@ -171,7 +178,9 @@ def test_an_excluded_client_keeps_its_control():
     x = EXAMPLES["x"].copy()
     x[OFFSETS[2]] = np.nan
     train = Packed(EXAMPLES | {"x": x}, OFFSETS)
-    algorithm = scaffold.make(scaffold.Config(batch_size=4), softmax_loss)
+    algorithm = scaffold.make(
+        scaffold.Config(work=LocalWork(batch_size=4)), softmax_loss
+    )
     (got, metrics, _), (others, _, _) = (
         next(rounds(algorithm, [ids], t))
         for ids, t in (([2, 0, 5], train), ([0, 5], TRAIN))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import Packed, plan_round
+from fedjax_core import LocalWork, Packed, plan_round
 from fedjax_core.algorithms import fedavg
 from fedjax_core.algorithms.networks import fedgd, fedrelax
 from fedjax_core.attacks.data import (
@@ -192,7 +192,7 @@ def test_attackers_in_fedavg():
     def loss(params, batch, key):
         return (batch["x"] @ params["w"] - batch["y"]) ** 2
 
-    config = fedavg.Config(client_lr=0.1, batch_size=6)
+    config = fedavg.Config(client_lr=0.1, work=LocalWork(batch_size=6))
     errors = {}
     for share in (0.0, 0.9):
         algorithm = fedavg.make(config, loss, transform=poisoned(scale(-1.0), share))

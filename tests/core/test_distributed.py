@@ -15,7 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core import Execution, FederatedData, client_mesh, simulate, top_k
+from fedjax_core import (
+    Execution,
+    FederatedData,
+    LocalWork,
+    client_mesh,
+    simulate,
+    top_k,
+)
 from fedjax_core.algorithms import fedavg
 from fedjax_core.models.model import Model
 
@@ -50,7 +57,7 @@ def make_data():
 
 def runs(mesh, folder: Path) -> dict:
     """A run in memory, and one that stops at round 4 and is resumed."""
-    config = fedavg.Config(client_lr=0.05, batch_size=2)
+    config = fedavg.Config(client_lr=0.05, work=LocalWork(batch_size=2))
     algorithm = fedavg.make(
         config,
         MODEL.loss,

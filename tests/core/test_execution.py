@@ -44,7 +44,7 @@ def test_a_client_needs_its_models_and_what_the_backward_pass_keeps():
     wide = models.mlp(7, 3, hidden=(50,))
     params = wide.init(jax.random.key(0))
     assert execution_lib.num_bytes(params) == 4 * execution_lib.num_parameters(params)
-    need = execution_lib.client_bytes(wide, params, population(2, 7), work)
+    need = execution_lib.client_memory(wide, params, population(2, 7), work)
     models_alone = 4 * execution_lib.num_bytes(params)
     hidden = 5 * 50 * 4
     assert models_alone + 2 * hidden <= need
@@ -74,7 +74,7 @@ def test_memory_and_the_cohort_decide_the_block_of_an_accelerator(
     if block is None:
         model = models.logistic_regression(4, 3)
         params = jax.eval_shape(model.init, jax.random.key(0))
-        one = execution_lib.client_bytes(model, params, train, LocalWork(batch_size=5))
+        one = execution_lib.client_memory(model, params, train, LocalWork(batch_size=5))
         assert 1 < how.block_size < 64
         assert how.block_size * one <= free / 2 < 2 * how.block_size * one + free / 4
     else:

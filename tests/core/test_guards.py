@@ -90,7 +90,7 @@ def test_a_host_store_tells_init_the_real_number_of_clients():
 
 def test_a_model_lost_on_the_server_is_not_blamed_on_a_client():
     algorithm = fedavg.make(
-        fedavg.Config(batch_size=100),
+        fedavg.Config(work=LocalWork(batch_size=100)),
         model().loss,
         server_optimizer=optax.sgd(1e38),
     )
@@ -115,7 +115,7 @@ def test_a_loss_that_is_not_finite_excludes_its_client():
         return (batch["x"] - params) ** 2 + broken
 
     packed = data((3, 8, 2)).train
-    algorithm = fedavg.make(fedavg.Config(batch_size=10), loss)
+    algorithm = fedavg.make(fedavg.Config(work=LocalWork(batch_size=10)), loss)
     cohort = plan_round([0, 1, 2], packed, algorithm.work, seed=0, round=0)
     state = algorithm.init(jnp.zeros(()), 3)
     _, metrics = jax.jit(algorithm.round)(state, cohort, jax.random.key(0))
@@ -126,7 +126,7 @@ def test_a_loss_that_is_not_finite_excludes_its_client():
 
 def test_a_poisson_round_of_clients_without_examples_is_a_round_of_nobody():
     algorithm = fedavg.make(
-        fedavg.Config(batch_size=2),
+        fedavg.Config(work=LocalWork(batch_size=2)),
         model().loss,
         transform=clip(1.0),
         reduce=gaussian_mean(1.0, 1),
@@ -197,7 +197,7 @@ def test_client_ids_must_be_ints():
 def test_a_model_may_start_from_python_numbers():
     plain = model()._replace(init=lambda key: {"w": 0.0})
     algorithm = fedavg.make(
-        fedavg.Config(batch_size=2),
+        fedavg.Config(work=LocalWork(batch_size=2)),
         lambda params, batch, key: (batch["x"] - params["w"]) ** 2,
     )
     result = simulate(

@@ -532,15 +532,16 @@ def test_row_26_train_loss_is_a_mean_over_steps():
 def draws() -> ClientProgram:
     """Three numbers per client: drawn at the start, in its last step and at the end."""
 
-    def step(shared, carry, batch, key):
+    def step(shared, carry, batch, turn):
         first, last, _ = carry
-        return first, jax.random.bits(key), last
+        return first, jax.random.bits(turn.key), last
 
-    def finish(shared, carry, state, key):
-        return jnp.stack([*carry, jax.random.bits(key)]), state, {}
+    def finish(shared, carry, state, turn):
+        return jnp.stack([*carry, jax.random.bits(turn.key)]), state, {}
 
+    zero = jnp.uint32(0)
     return ClientProgram(
-        lambda shared, state, key: (jax.random.bits(key), jnp.uint32(0), jnp.uint32(0)),
+        lambda shared, state, turn: (jax.random.bits(turn.key), zero, zero),
         step,
         finish,
     )

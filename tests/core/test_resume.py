@@ -23,6 +23,7 @@ import pytest
 from fedjax_core import (
     Execution,
     FederatedData,
+    LocalWork,
     Poisson,
     Result,
     RunDirError,
@@ -71,7 +72,7 @@ def make_data(sizes=SIZES, seed=0, **kwargs):
 def moments_and_residuals():
     """Adam's moments on the server, what was not sent on every client."""
     return fedavg.make(
-        fedavg.Config(client_lr=0.05, batch_size=2),
+        fedavg.Config(client_lr=0.05, work=LocalWork(batch_size=2)),
         MODEL.loss,
         server_optimizer=optax.adam(0.05),
         transform=top_k(0.5),
@@ -79,11 +80,15 @@ def moments_and_residuals():
 
 
 def plain():
-    return fedavg.make(fedavg.Config(client_lr=0.05, batch_size=2), MODEL.loss)
+    return fedavg.make(
+        fedavg.Config(client_lr=0.05, work=LocalWork(batch_size=2)), MODEL.loss
+    )
 
 
 def controls():
-    return scaffold.make(scaffold.Config(client_lr=0.05, batch_size=2), MODEL.loss)
+    return scaffold.make(
+        scaffold.Config(client_lr=0.05, work=LocalWork(batch_size=2)), MODEL.loss
+    )
 
 
 def run(algorithm=None, data=None, **kwargs) -> Result:
@@ -381,7 +386,9 @@ def short_run(tmp_path_factory):
 
 
 def other_config():
-    return fedavg.make(fedavg.Config(client_lr=0.06, batch_size=2), MODEL.loss)
+    return fedavg.make(
+        fedavg.Config(client_lr=0.06, work=LocalWork(batch_size=2)), MODEL.loss
+    )
 
 
 def first_value_changed():
@@ -461,7 +468,9 @@ def test_two_runs_do_not_share_a_directory(tmp_path):
 def test_another_transform_reduction_or_optimizer_is_refused(other, tmp_path):
     def algorithm(**parts):
         parts = {"transform": clip(1.0), "reduce": gaussian_mean(1.0, 2)} | parts
-        return fedavg.make(fedavg.Config(batch_size=3), MODEL.loss, **parts)
+        return fedavg.make(
+            fedavg.Config(work=LocalWork(batch_size=3)), MODEL.loss, **parts
+        )
 
     run(algorithm(), rounds=2, run_dir=tmp_path / "run")
     with pytest.raises(RunDirError, match=r"algorithm\.parts"):

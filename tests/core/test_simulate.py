@@ -21,6 +21,7 @@ from fedjax_core import (
     Execution,
     FederatedData,
     Full,
+    LocalWork,
     NonFiniteUpdateError,
     Poisson,
     Result,
@@ -71,7 +72,9 @@ DATA = make_data()
 
 
 def average(loss=REGRESSION.loss, **kwargs):
-    return fedavg.make(fedavg.Config(client_lr=0.05, batch_size=2), loss, **kwargs)
+    return fedavg.make(
+        fedavg.Config(client_lr=0.05, work=LocalWork(batch_size=2)), loss, **kwargs
+    )
 
 
 def momentum_and_residual():
@@ -80,7 +83,9 @@ def momentum_and_residual():
 
 
 def controlled():
-    return scaffold.make(scaffold.Config(client_lr=0.05, batch_size=2), REGRESSION.loss)
+    return scaffold.make(
+        scaffold.Config(client_lr=0.05, work=LocalWork(batch_size=2)), REGRESSION.loss
+    )
 
 
 def run(algorithm=None, data=DATA, model=REGRESSION, **kwargs) -> Result:
@@ -327,7 +332,7 @@ def test_a_population_without_examples_is_an_error():
 
 
 def test_dropping_every_batch_is_an_error_that_names_the_batch_size():
-    config = fedavg.Config(batch_size=9, drop_remainder=True)
+    config = fedavg.Config(work=LocalWork(batch_size=9, drop_remainder=True))
     with pytest.raises(EmptyCohortError, match="fewer than 9 examples"):
         run(fedavg.make(config, REGRESSION.loss))
 
@@ -531,7 +536,7 @@ def test_pooled_accuracy_and_client_mean_are_both_there_and_named():
     )
     clients = [{"y": np.zeros(1, np.float32)}, {"y": np.ones(99, np.float32)}]
     data = FederatedData.from_lists(clients, clients)
-    config = fedavg.Config(batch_size=10, local_epochs=3)
+    config = fedavg.Config(work=LocalWork(batch_size=10, epochs=3))
     result = run(
         fedavg.make(config, constant.loss),
         data,
@@ -557,7 +562,7 @@ def test_training_loss_is_a_mean_over_steps():
     data = FederatedData.from_lists(
         [{"y": np.full(n, y, np.float32)} for n, y in ((2, 1.0), (5, 2.0))]
     )
-    config = fedavg.Config(batch_size=2, local_epochs=3)
+    config = fedavg.Config(work=LocalWork(batch_size=2, epochs=3))
     result = run(
         fedavg.make(config, stay.loss), data, stay, participation=Full(), rounds=1
     )

@@ -480,7 +480,7 @@ def test_row_21_noise_in_the_returned_model(case):
         "w": jnp.zeros((5,)),
     }
     algorithm = fedavg.make(
-        fedavg.Config(batch_size=2),
+        fedavg.Config(work=LocalWork(batch_size=2)),
         zero_loss,
         transform=clip(bound),
         reduce=gaussian_mean(z, m),
@@ -577,7 +577,9 @@ def test_impossible_noise_is_refused(arguments, message):
 
 
 def test_no_noise_and_a_wide_clip_is_plain_fedavg():
-    config = fedavg.Config(batch_size=2, client_lr=0.1, weights="uniform")
+    config = fedavg.Config(
+        work=LocalWork(batch_size=2), client_lr=0.1, weights="uniform"
+    )
 
     def loss(w, batch, key):
         return jnp.square(batch["x"] - w[None]).sum(1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.data.test_packed import assert_clients_equal, make_clients, make_packed
 from tests.datasets.mutations import mutations
 
-from fedjax_core import FederatedData, Packed, models, run_dir, simulate
+from fedjax_core import FederatedData, LocalWork, Packed, models, run_dir, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data import memmap, sources, store
 
@@ -399,7 +399,9 @@ def test_what_was_gathered_does_not_stay_resident(tmp_path):
 
 
 MODEL = models.logistic_regression(4, 3)
-ALGORITHM = fedavg.make(fedavg.Config(client_lr=0.1, batch_size=4), MODEL.loss)
+ALGORITHM = fedavg.make(
+    fedavg.Config(client_lr=0.1, work=LocalWork(batch_size=4)), MODEL.loss
+)
 
 
 def classification():

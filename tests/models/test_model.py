@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import FederatedData, evaluate, models, simulate
+from fedjax_core import FederatedData, LocalWork, evaluate, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.models.model import Model, classifier, language_model
 
@@ -230,7 +230,9 @@ def test_a_federation_learns_a_sequence():
         client["y"] = x[i + 1 :][:100].reshape(-1, 5)
     data = FederatedData.from_lists(clients, clients)
     model = models.char_lstm(7, 5, hidden=(16,))
-    algorithm = fedavg.make(fedavg.Config(client_lr=2.0, batch_size=5), model.loss)
+    algorithm = fedavg.make(
+        fedavg.Config(client_lr=2.0, work=LocalWork(batch_size=5)), model.loss
+    )
     result = simulate(algorithm, data, model, rounds=20, cohort_size=4, progress=False)
     assert result.final("test_accuracy")[0] > 0.9
 
