@@ -243,5 +243,5 @@ def test_the_method_is_described(runner):
     assert algorithm.name == algorithm.name.lower()
     config: Any = algorithm.config
     assert dataclasses.is_dataclass(config)
-    assert algorithm.work.batch_size == FEDAVG.batch_size
+    assert algorithm.work.batch_size == FEDAVG.work.batch_size
     assert hash(config) is not None, "frozen"

@@ -589,7 +589,10 @@ def test_keys_differ_between_clients_stages_steps_and_rounds():
 @functools.cache
 def meta_loss(name="fedavg"):
     def loss(client_lr, cohort):
-        config: dict[str, Any] = {"client_lr": client_lr, "batch_size": 4}
+        config: dict[str, Any] = {
+            "client_lr": client_lr,
+            "work": LocalWork(batch_size=4),
+        }
         if name == "scaffold":
             algorithm = scaffold.make(scaffold.Config(**config), softmax_loss)
         else:

@@ -352,16 +352,17 @@ def test_cohort_size_pads():
 @pytest.mark.parametrize(
     ("work", "error", "message"),
     [
-        (LocalWork(batch_size=0), ValueError, "batch_size must be >= 1, got 0"),
-        (LocalWork(batch_size=2.0), TypeError, "batch_size must be an int, got 2.0"),  # type: ignore
-        (LocalWork(batch_size=2, epochs=0), ValueError, "epochs must be >= 1, got 0"),
-        (LocalWork(batch_size=2, steps=-1), ValueError, "steps must be >= 1, got -1"),
-        (LocalWork(batch_size=2, steps=True), TypeError, "steps must be an int"),
+        ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be an int, got 2.0"),
+        ({"epochs": 0}, ValueError, "epochs must be >= 1, got 0"),
+        ({"epochs": 1.0}, TypeError, "epochs must be an int, got 1.0"),
+        ({"steps": -1}, ValueError, "steps must be >= 1, got -1"),
+        ({"steps": True}, TypeError, "steps must be an int"),
     ],
 )
 def test_impossible_work_is_refused(work, error, message):
     with pytest.raises(error, match=message):
-        plan_round([0], population([3]), work, seed=0, round=0)
+        LocalWork(**work)
 
 
 @pytest.mark.parametrize(
