@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.feed import Chunk
 from fedjax_core.map import STAGES
 from fedjax_core.result import Exclusion, Result
 from fedjax_core.run_dir import RunDir
@@ -69,25 +68,35 @@ class History:
         return len(self._train.rounds)
 
     def add_rounds(
-        self, chunk: Chunk, metrics: Mapping[str, np.ndarray]
+        self,
+        metrics: Mapping[str, np.ndarray],
+        cohorts: Sequence[Sequence[np.ndarray]] | None = None,
     ) -> list[Exclusion]:
-        """Takes in the metrics ``[rounds, S, ...]`` of a chunk.
+        """Takes in the rounds after those so far.
+
+        Args:
+          metrics: name -> ``[rounds, S]``. Arrays of other ranks are left out, but for
+            "failure", ``[rounds, S, C]`` int, at which of `fedjax_core.map.STAGES` a
+            client's update stopped being finite, 0 if it did not.
+          cohorts: ``[rounds][S]`` of int ``[C]``, rows of the population in the order
+            of "failure"; by default every round is the whole population in order.
 
         Returns:
-          The clients that its rounds excluded.
+          The clients that these rounds excluded.
         """
-        scalars = {k: v for k, v in metrics.items() if v.ndim == 2}
-        for k in range(len(chunk.client_ids)):
-            self._train.add(self.rounds + 1, {n: v[k] for n, v in scalars.items()})
+        before = self.rounds
+        scalars = {name: v for name, v in metrics.items() if v.ndim == 2}
+        for k in range(len(next(iter(scalars.values())))):
+            self._train.add(before + k + 1, {name: v[k] for name, v in scalars.items()})
         failure = metrics.get("failure", np.zeros((0, 0, 0)))
         excluded = [
             Exclusion(
-                chunk.first + int(k) + 1,
+                before + k + 1,
                 self.seeds[s],
-                self._client_ids[chunk.client_ids[k][s][c]],
+                self._client_ids[c if cohorts is None else cohorts[k][s][c]],
                 STAGES[int(failure[k, s, c])],
             )
-            for k, s, c in np.argwhere(failure > 0)
+            for k, s, c in np.argwhere(failure > 0).tolist()
         ]
         self.excluded += excluded
         return excluded

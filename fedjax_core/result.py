@@ -38,6 +38,7 @@ class Result:
       compilations: how often the round was compiled.
       compile_seconds: how long that took.
       run_dir: where the run was recorded, or None.
+      execution: how the rounds ran, or None where nothing ran.
     """
 
     seeds: tuple[int, ...]
@@ -53,6 +54,7 @@ class Result:
     compilations: int = 0
     compile_seconds: float = 0.0
     run_dir: Path | None = None
+    execution: Any = None
 
     @property
     def params(self) -> Params:

@@ -244,7 +244,7 @@ def simulate(
                     store.scatter(chunk, state.clients)
                 seconds += time.perf_counter() - run.compile_seconds - clock
 
-                excluded = history.add_rounds(chunk, metrics)
+                excluded = history.add_rounds(metrics, chunk.client_ids)
                 done = history.rounds
                 for e in excluded:
                     _LOG.warning(
