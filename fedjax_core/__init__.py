@@ -15,9 +15,10 @@ from fedjax_core.data.splits import merge as merge
 from fedjax_core.data.splits import split_examples as split_examples
 from fedjax_core.devices import client_mesh as client_mesh
 from fedjax_core.devices import use_host_devices as use_host_devices
+from fedjax_core.driver import NonFiniteUpdateError as NonFiniteUpdateError
+from fedjax_core.driver import Report as Report
 from fedjax_core.evaluate import Evaluation as Evaluation
 from fedjax_core.evaluate import evaluate as evaluate
-from fedjax_core.feed import EmptyCohortError as EmptyCohortError
 from fedjax_core.local import Carry as Carry
 from fedjax_core.local import local_sgd as local_sgd
 from fedjax_core.local import sgd_step as sgd_step
@@ -44,8 +45,6 @@ from fedjax_core.result import Result as Result
 from fedjax_core.robust.rules import geometric_median as geometric_median
 from fedjax_core.robust.rules import trimmed_mean as trimmed_mean
 from fedjax_core.run_dir import RunDirError as RunDirError
-from fedjax_core.simulate import NonFiniteUpdateError as NonFiniteUpdateError
-from fedjax_core.simulate import Report as Report
 from fedjax_core.simulate import simulate as simulate
 from fedjax_core.transform import Transform as Transform
 from fedjax_core.transform import chain as chain

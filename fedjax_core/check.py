@@ -92,3 +92,13 @@ def one_of(allowed: Collection[Any], **values: Any) -> None:
     for name, value in values.items():
         rule = f"one of {', '.join(map(repr, allowed))}"
         _require(name, value, value in allowed, rule)
+
+
+def instance(kind: type, **values: Any) -> None:
+    """Raises TypeError unless every value is of a kind."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            raise TypeError(
+                f"{name} must be {article} {kind.__name__}, got {type(value).__name__}."
+            )

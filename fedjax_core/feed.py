@@ -17,25 +17,14 @@ from fedjax_core.data.memmap import gather, row_blocks
 from fedjax_core.data.packed import Packed
 from fedjax_core.devices import ship, ship_cohort
 from fedjax_core.execution import round_operations
-from fedjax_core.participation import Participation, Poisson
-from fedjax_core.plan import Capacity, Draft, fit, usual_capacity
-from fedjax_core.result import Result
+from fedjax_core.participation import Participation
+from fedjax_core.plan import Capacity, Draft, fit, num_steps, usual_capacity
 from fedjax_core.types import Cohort, Execution, LocalWork
 
 # About a second of rounds, by what a CPU and an accelerator can do in one.
 _CHUNK_OPERATIONS_CPU, _CHUNK_OPERATIONS = 5e10, 1e13
 _CHUNK_BYTES = 2**26
 _CHUNK_ROUNDS = 64
-
-
-class EmptyCohortError(ValueError):
-    """Clients were drawn, and none of them has anything to train on.
-
-    Attributes:
-      result: set by `simulate`, the run up to the last recorded round before.
-    """
-
-    result: Result
 
 
 class Chunk(NamedTuple):
@@ -46,8 +35,13 @@ class Chunk(NamedTuple):
     cohorts: Cohort  # leaves [K, S, ...]; K - rounds at the end are padding
 
 
-def check_shippable(train: Packed) -> None:
-    """Raises where jax can't hold the examples as they are, naming the array."""
+def check_trainable(train: Packed, work: LocalWork) -> None:
+    """Raises where nobody could ever train, or jax can't hold examples as they are."""
+    if not num_steps(train.sizes, work).any():
+        raise ValueError(
+            f"data must give some client a local step, got at most "
+            f"{train.sizes.max()} examples a client for {work}."
+        )
     limits = np.iinfo(np.int32)
     for name, array in train.examples.items():
         if array.dtype.kind in "SUmM":
@@ -117,25 +111,6 @@ class Feed:
             round=round,
             execution=self.execution,
         )
-        # Under Poisson participation a round may go without: it is as good as a draw of
-        # nobody, and whether the run goes on must not depend on the data.
-        if (
-            len(draft.client_ids)
-            and not draft.steps.any()
-            and not isinstance(self.participation, Poisson)
-        ):
-            some = ", ".join(map(str, draft.client_ids[:5]))
-            hint = (
-                f" (drop_remainder leaves out clients with fewer than "
-                f"{self.work.batch_size} examples)"
-                if self.work.drop_remainder
-                else ""
-            )
-            raise EmptyCohortError(
-                f"round {round + 1}, seed {seed}: none of the {len(draft.client_ids)} "
-                f"drawn clients ({some}{', ...' if len(draft.client_ids) > 5 else ''}) "
-                f"has an example to train on{hint}."
-            )
         return draft
 
     def chunk(self, first: int, rounds: int, usual: Capacity) -> Chunk:

@@ -3,15 +3,12 @@
 Rounds between two evaluations are one compiled loop; seeds are an axis over whole runs.
 """
 
-import contextlib
-import logging
+import functools
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -19,54 +16,16 @@ from fedjax_core import check
 from fedjax_core.client_store import HostStore
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.devices import ship
+from fedjax_core.driver import Report, checked_seeds, drive
 from fedjax_core.evaluate import compile_evaluation
 from fedjax_core.execution import choose_execution, num_parameters
-from fedjax_core.feed import (
-    EmptyCohortError,
-    HostFeed,
-    Prefetch,
-    ResidentFeed,
-    check_shippable,
-)
-from fedjax_core.history import History
+from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed, check_trainable
 from fedjax_core.models.model import Model
 from fedjax_core.participation import Participation, Uniform
-from fedjax_core.progress import RoundsBar
-from fedjax_core.result import Exclusion, Result
+from fedjax_core.result import Result
 from fedjax_core.rounds import CompiledRounds, initial_state
-from fedjax_core.run_dir import RunDir, RunDirError, fingerprint
+from fedjax_core.run_dir import fingerprint
 from fedjax_core.types import Algorithm, Execution, Params, PyTree
-
-_LOG = logging.getLogger("fedjax_core")
-
-
-class NonFiniteUpdateError(RuntimeError):
-    """A round had an update with a NaN or an infinity that could not be passed over.
-
-    Attributes:
-      result: the run up to the last recorded round before the error.
-    """
-
-    result: Result
-
-
-class Report(NamedTuple):
-    """What a callback sees after some rounds.
-
-    Attributes:
-      round: rounds completed.
-      seeds: ``[S]``.
-      train: name -> ``[S, k]``, metrics of the last k rounds.
-      evaluation: name -> ``[S]``; empty when nothing was evaluated.
-      state: the algorithm's state, leaves ``[S, ...]``. The next round reuses its
-        memory: copy what is to outlive the callback.
-    """
-
-    round: int
-    seeds: tuple[int, ...]
-    train: dict[str, np.ndarray]
-    evaluation: dict[str, np.ndarray]
-    state: Any
 
 
 def simulate(
@@ -131,183 +90,198 @@ def simulate(
         side by side; "auto" picks by device.
 
     Returns:
-      A `Result`.
+      A `Result`. A round in which nobody trains, since nobody was drawn or nobody drawn
+      has an example, leaves the state as it was, unless the reduction adds noise: then
+      only noise arrives. It is counted like any other, with "valid_clients" 0.
 
     Raises:
       ValueError, TypeError: an argument is out of range; the message says which.
-      EmptyCohortError: the clients drawn have nothing to train on; its `result` is the
-        run up to the last recorded round before.
       RunDirError: `run_dir` holds another run, or a longer one.
       NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
         round was not, or the model is not after the server's step.
     """
-    check.positive_int(rounds=rounds)
-    seeds = tuple(seeds) if isinstance(seeds, Iterable) else (seeds,)
-    # Recorded as given: a longer run may go on with the default of a shorter one.
-    recorded_eval_every = eval_every
-    if eval_every is None:
-        eval_every = max(1, rounds // 20)
-    if checkpoint_every is None:
-        checkpoint_every = eval_every
-    check.positive_int(eval_every=eval_every, checkpoint_every=checkpoint_every)
-    _check(seeds, cohort_size, participation, callbacks)
-    for split in eval_splits:
-        check.one_of(("train", "test", "validation"), eval_splits=split)
+    # What was asked for.
     check.one_of(("device", "host"), feed=feed, client_store=client_store)
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
-    check_shippable(data.train)
-    if resume and run_dir is None:
-        raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
-    participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
-    participation.max_cohort_size(data.num_clients)  # raises where it is impossible
+    seeds, eval_splits = checked_seeds(seeds), tuple(eval_splits)
+    participation = _checked(
+        algorithm, data, model, cohort_size, participation, eval_splits
+    )
+
+    # How cohorts run.
     if execution is None:
         size = participation.expected_cohort_size(data.num_clients)
         execution = choose_execution(
             model, data.train, algorithm.work, size, algorithm.client_bytes
         )
-    mesh = execution.mesh
+    check.instance(Execution, execution=execution)
+    cohorts = _Cohorts(
+        algorithm, data, model, participation, seeds, execution,
+        params=params, feed=feed, client_store=client_store, seeds_axis=seeds_axis,
+        eval_splits=eval_splits,
+    )  # fmt: skip
 
-    state, store = _initial(algorithm, model, params, data, seeds, mesh, client_store)
-    history = History(seeds, data.client_ids)
-    with contextlib.ExitStack() as cleanup:
-        recorder = None
-        if run_dir is not None:
-            config = {
-                "algorithm": {
-                    "name": algorithm.name,
-                    "config": algorithm.config,
-                    "parts": algorithm.parts,
-                },
-                "rounds": rounds,
-                "participation": participation,
-                "seeds": seeds,
-                "eval_every": recorded_eval_every,
-                "eval_splits": tuple(eval_splits),
-                "data": fingerprint(data),
-                "record": record,
-            }
-            recorder = RunDir(run_dir, config, resume)
-            cleanup.callback(recorder.close)
-            if resume:
-                state = _restore(recorder, history, state, store)
-            if history.rounds > rounds:
-                raise RunDirError(
-                    f"{run_dir} holds {history.rounds} rounds, more than "
-                    f"rounds={rounds}."
-                )
-        if recorder and history.rounds >= rounds:
-            return history.result(_whole(state, store), run_dir=recorder.path)
-
-        plan_feed = (HostFeed if feed == "host" else ResidentFeed)(
-            train=data.train,
-            work=algorithm.work,
-            participation=participation,
-            seeds=seeds,
-            execution=execution,
-            slot_state=store is not None,
-        )
-        examples, public = None, ship(dict(data.public), mesh)
-        if isinstance(plan_feed, ResidentFeed):
-            examples = plan_feed.examples()
-            if store is None:
-                size = num_parameters(state.params) // len(seeds)
-                plan_feed = plan_feed.with_chunks_for(size)
-        run = CompiledRounds(algorithm, seeds, execution, _seeds_axis(seeds_axis))
-        evaluate = compile_evaluation(
-            model.metrics, data, eval_splits, mesh, on_host=feed == "host"
-        )
-        served = jax.jit(lambda s: lax.map(algorithm.model, s))
-        spans = _spans(
-            history.rounds, rounds, (eval_every, checkpoint_every), plan_feed.max_rounds
-        )
-        seconds = 0.0
-
-        def result() -> Result:
-            return history.result(
-                _whole(state, store),
-                seconds=seconds,
-                timed_rounds=history.rounds - started,
-                compilations=run.compilations,
-                compile_seconds=run.compile_seconds,
-                run_dir=recorder and recorder.path,
-            )
-
-        started = history.rounds
-        with _keeping(result), RoundsBar(started, rounds, progress) as bar:
-            for chunk in Prefetch(plan_feed, spans):
-                clock = time.perf_counter() - run.compile_seconds
-                if store is not None:
-                    state = state._replace(clients=ship(store.gather(chunk), mesh))
-                state, metrics = run(state, chunk, examples, public)
-                finite = metrics.pop("finite_model")
-                if store is not None:
-                    store.scatter(chunk, state.clients)
-                seconds += time.perf_counter() - run.compile_seconds - clock
-
-                excluded = history.add_rounds(metrics, chunk.client_ids)
-                done = history.rounds
-                for e in excluded:
-                    _LOG.warning(
-                        "round %d, seed %d: client %s excluded, its %s is not finite",
-                        *e,
-                    )
-                if excluded:
-                    _refuse(chunk.first, seeds, metrics, excluded, strict, result)
-                if not finite.all():
-                    k, s = np.argwhere(~finite)[0]
-                    raise _with_result(
-                        f"round {chunk.first + k + 1}, seed {seeds[s]}: the model is "
-                        f"not finite after the server's step, although every update "
-                        f"that went into it is.",
-                        result,
-                    )
-                values = {}
-                if done % eval_every == 0 or done == rounds:
-                    values, per_client = evaluate(served(state))
-                    history.add_evaluation(values, per_client)
-                if recorder:
-                    history.save(recorder)
-                train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
-                report = Report(done, seeds, train, values, _whole(state, store))
-                stop = [f(report) for f in callbacks]
-                last = done == rounds or any(stop)
-                if recorder and (done % checkpoint_every == 0 or last):
-                    recorder.save(done, _snapshot(state, store))
-                bar.update(
-                    done,
-                    (done - started) / seconds,
-                    {k: v[:, -1] for k, v in train.items() if k == "train_loss"}
-                    | {k: v for k, v in values.items() if not k.endswith(_PER_CLIENT)},
-                )
-                if any(stop):
-                    break
-        return result()
+    # Rounds, evaluations, records.
+    return drive(
+        cohorts,
+        seeds=seeds,
+        rounds=rounds,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        callbacks=callbacks,
+        progress=progress,
+        run_dir=run_dir,
+        resume=resume,
+        config={
+            "algorithm": {
+                "name": algorithm.name,
+                "config": algorithm.config,
+                "parts": algorithm.parts,
+            },
+            "participation": participation,
+            "eval_splits": eval_splits,
+            "data": fingerprint(data),
+            "record": record,
+        },
+        client_ids=data.client_ids,
+        strict=strict,
+    )
 
 
-_PER_CLIENT = ("_client_mean", "_client_p10")
-
-
-def _check(seeds, cohort_size, participation, callbacks):
-    for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise TypeError(f"seeds must be ints, got {seed!r}.")
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"seeds must be in [0, 2**32), got {seed!r}.")
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError(f"seeds must be one or more distinct ints, got {seeds!r}.")
-    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
-        raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}.")
+def _checked(
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model,
+    cohort_size: int | None,
+    participation: Participation | None,
+    eval_splits: tuple[str, ...],
+) -> Participation:
+    """How cohorts are drawn, once everything is what it should be."""
+    check.instance(Algorithm, algorithm=algorithm)
+    check.instance(FederatedData, data=data)
+    check.instance(Model, model=model)
+    for split in eval_splits:
+        check.one_of(("train", "test", "validation"), eval_splits=split)
+    check_trainable(data.train, algorithm.work)
     if (cohort_size is None) == (participation is None):
         raise ValueError(
             "exactly one of cohort_size and participation must be given, got "
             f"cohort_size={cohort_size!r} and participation={participation!r}."
         )
+    participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
+    check.instance(Participation, participation=participation)
+    participation.max_cohort_size(data.num_clients)  # raises where it is impossible
+    return participation
 
 
-def _seeds_axis(choice: str) -> str:
-    if choice == "auto":
-        return "map" if jax.default_backend() == "cpu" else "vmap"
-    return choice
+class _Cohorts:
+    """Cohorts as a `Machine` that `drive` drives; arguments as in `simulate`."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: FederatedData,
+        model: Model,
+        participation: Participation,
+        seeds: tuple[int, ...],
+        execution: Execution,
+        *,
+        params: Params | None,
+        feed: str,
+        client_store: str,
+        seeds_axis: str,
+        eval_splits: tuple[str, ...],
+    ):
+        if seeds_axis == "auto":
+            seeds_axis = "map" if jax.default_backend() == "cpu" else "vmap"
+        self.execution = execution
+        self._algorithm, self._data, self._model = algorithm, data, model
+        self._on_host, self._eval_splits = feed == "host", eval_splits
+        self._run = CompiledRounds(algorithm, seeds, execution, seeds_axis)
+        self._device_state, self._store = _initial(
+            algorithm, model, params, data, seeds, execution.mesh, client_store
+        )
+        self._feed = (HostFeed if self._on_host else ResidentFeed)(
+            train=data.train,
+            work=algorithm.work,
+            participation=participation,
+            seeds=seeds,
+            execution=execution,
+            slot_state=self._store is not None,
+        )
+        if not self._on_host and self._store is None:
+            size = num_parameters(self._device_state.params) // len(seeds)
+            self._feed = self._feed.with_chunks_for(size)
+
+    @property
+    def compilations(self) -> int:
+        return self._run.compilations
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._run.compile_seconds
+
+    @property
+    def state(self) -> Any:
+        """The state with all clients' rows, wherever they live."""
+        if self._store is None:
+            return self._device_state
+        return self._device_state._replace(clients=self._store.rows)
+
+    def snapshot(self) -> PyTree:
+        if self._store is None:
+            return {"state": self._device_state}
+        return {
+            "state": self._device_state._replace(clients=()),
+            "rows": self._store.rows,
+        }
+
+    def restore(self, snapshot: PyTree) -> None:
+        self._device_state = snapshot["state"]
+        if self._store is not None:
+            self._store.rows = snapshot["rows"]
+
+    def longest(self) -> int:
+        return self._feed.max_rounds
+
+    def advance(
+        self, spans: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[dict[str, np.ndarray], list[list[np.ndarray]]]]:
+        mesh, store = self.execution.mesh, self._store
+        examples = (
+            None if self._on_host else ship(dict(self._data.train.examples), mesh)
+        )
+        public = ship(dict(self._data.public), mesh)
+        for chunk in Prefetch(self._feed, spans):
+            state = self._device_state
+            if store is not None:
+                state = state._replace(clients=ship(store.gather(chunk), mesh))
+            state, metrics = self._run(state, chunk, examples, public)
+            if store is not None:
+                store.scatter(chunk, state.clients)
+            self._device_state = state
+            yield metrics, chunk.client_ids
+
+    def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        # Without the rows of clients, which would be cut into those of seeds.
+        state = self._device_state
+        if hasattr(state, "clients"):
+            state = state._replace(clients=())
+        return self._evaluate(self._served(state))
+
+    @functools.cached_property
+    def _served(self) -> Callable[[Any], Params]:
+        return jax.jit(lambda state: lax.map(self._algorithm.model, state))
+
+    @functools.cached_property
+    def _evaluate(self) -> Callable:
+        return compile_evaluation(
+            self._model.metrics,
+            self._data,
+            self._eval_splits,
+            self.execution.mesh,
+            on_host=self._on_host,
+        )
 
 
 def _initial(
@@ -316,7 +290,9 @@ def _initial(
     """The first state, and the store of client states when they live on the host."""
 
     def init_params(key):
-        return jax.tree.map(jnp.asarray, model.init(key) if params is None else params)
+        return jax.tree.map(
+            jax.numpy.asarray, model.init(key) if params is None else params
+        )
 
     num_clients, on_host = data.num_clients, client_store == "host"
     state = initial_state(
@@ -333,82 +309,3 @@ def _initial(
             f"{algorithm.name}.init gives clients different ones."
         )
     return state._replace(clients=()), HostStore(first, num_clients)
-
-
-def _spans(
-    start: int, rounds: int, marks: tuple[int, ...], longest: int
-) -> Iterator[tuple[int, int]]:
-    """Cuts rounds into chunks (first, count) that end at multiples of `marks`."""
-    while start < rounds:
-        ends = [start - start % mark + mark for mark in marks]
-        count = min(*ends, rounds, start + longest) - start
-        yield start, count
-        start += count
-
-
-@contextlib.contextmanager
-def _keeping(result: Callable[[], Result]) -> Iterator[None]:
-    """Hands the rounds so far to the error that a cohort without work raises."""
-    try:
-        yield
-    except EmptyCohortError as error:
-        error.result = result()
-        raise
-
-
-def _refuse(
-    first: int,
-    seeds: Sequence[int],
-    metrics: dict[str, np.ndarray],
-    excluded: list[Exclusion],
-    strict: bool,
-    result: Callable[[], Result],
-) -> None:
-    """Raises where excluded clients can't be passed over."""
-    nobody = (metrics["valid_clients"] == 0) & (metrics["excluded_clients"] > 0)
-    if not strict and not nobody.any():
-        return
-    lost = {(first + k + 1, seeds[s]) for k, s in np.argwhere(nobody)}
-    e = next(e for e in excluded if strict or (e.round, e.seed) in lost)
-    where = f"round {e.round}, seed {e.seed}"
-    if strict:
-        message = f"{where}: the {e.stage} of client {e.client_id} is not finite."
-    else:
-        message = (
-            f"every update of a cohort was excluded because it was not finite; first "
-            f"at {where}: the {e.stage} of client {e.client_id}."
-        )
-    raise _with_result(message, result)
-
-
-def _with_result(message: str, result: Callable[[], Result]) -> NonFiniteUpdateError:
-    error = NonFiniteUpdateError(message)
-    error.result = result()
-    return error
-
-
-def _whole(state: Any, store: HostStore | None) -> Any:
-    """The state with all clients' rows, wherever they live."""
-    return state if store is None else state._replace(clients=store.rows)
-
-
-def _snapshot(state: Any, store: HostStore | None) -> PyTree:
-    """What a checkpoint holds; with a host store, all clients' rows."""
-    if store is None:
-        return {"state": state}
-    return {"state": state._replace(clients=()), "rows": store.rows}
-
-
-def _restore(recorder: RunDir, history: History, state: Any, store: Any) -> Any:
-    history.load(recorder)
-    if history.rounds != recorder.round:
-        raise RunDirError(
-            f"{recorder.path} has a checkpoint of round {recorder.round}, but metrics "
-            f"of {history.rounds} rounds before it."
-        )
-    if not recorder.round:
-        return state
-    tree = recorder.restore(_snapshot(state, store))
-    if store is not None:
-        store.rows = tree["rows"]
-    return tree["state"]

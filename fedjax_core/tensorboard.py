@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedjax_core.simulate import Report
+from fedjax_core.driver import Report
 
 
 class TensorBoard:

@@ -17,7 +17,6 @@ import pytest
 
 from fedjax_core import (
     Availability,
-    EmptyCohortError,
     Execution,
     FederatedData,
     Full,
@@ -26,6 +25,8 @@ from fedjax_core import (
     Poisson,
     Result,
     client_mesh,
+    clip,
+    gaussian_mean,
     simulate,
     top_k,
     transform,
@@ -312,28 +313,60 @@ def test_data_and_initial_parameters_stay_as_they_were():
 
 
 @pytest.mark.parametrize("feed", ["device", "host"])
-def test_a_cohort_without_examples_is_an_error_that_keeps_the_rounds_before(feed):
+@pytest.mark.parametrize("nobody", [(), (1, 3)], ids=["no draw", "no data"])
+def test_a_round_of_nobody_leaves_everything_as_it_was(feed, nobody):
+    # Momentum would go on moving the model, and Adam's step count would count.
     data = make_data((3, 0, 2, 0), None)
-    cohorts = Scripted(((0, 2), (0, 1), (2, 3), (1, 3)))
-    with pytest.raises(EmptyCohortError, match=r"round 4, seed 5.*1, 3") as caught:
-        run(data=data, participation=cohorts, seeds=5, eval_every=1, feed=feed)
-    done = caught.value.result
-    assert done.rounds == 3
-    expected = run(
-        data=data, participation=cohorts, seeds=5, rounds=3, eval_every=1, feed=feed
+    algorithm = fedavg.make(
+        fedavg.Config(),
+        REGRESSION.loss,
+        server_optimizer=optax.chain(optax.trace(0.9), optax.adam(0.1)),
     )
-    assert_same(numbers(done), numbers(expected))
+
+    def states(*cohorts):
+        kept = []
+        result = run(
+            algorithm,
+            data=data,
+            participation=Scripted(cohorts),
+            rounds=len(cohorts),
+            eval_every=1,
+            feed=feed,
+            callbacks=[lambda r: kept.append(jax.tree.map(np.array, r.state))],
+        )
+        return kept, result
+
+    kept, result = states((0, 2), (0, 1), nobody, nobody, (2,))
+    assert_same(kept[2], kept[1])
+    assert_same(kept[3], kept[1])
+    np.testing.assert_array_equal(result.train["valid_clients"][0], [2, 1, 0, 0, 1])
+    assert np.isfinite(kept[4].params["w"]).all()
 
 
-def test_a_population_without_examples_is_an_error():
+def test_noise_arrives_in_a_round_of_nobody():
+    # Were the model to stay as it is, it would tell that nobody took part.
+    algorithm = fedavg.make(
+        fedavg.Config(),
+        REGRESSION.loss,
+        transform=clip(1.0),
+        reduce=gaussian_mean(1.0, expected_cohort_size=2),
+    )
+    result = run(
+        algorithm,
+        data=make_data((3, 0), None),
+        participation=Scripted(((1,),)),
+        params={"w": jnp.zeros(3), "b": jnp.float32(0)},
+        rounds=1,
+    )
+    assert (np.asarray(result.params["w"]) != 0).all()
+
+
+def test_a_population_in_which_nobody_could_train_is_refused():
     data = FederatedData.from_lists([*make_clients((0, 0), 0)])
-    with pytest.raises(EmptyCohortError, match="round 1"):
+    with pytest.raises(ValueError, match="data must give some client a local step"):
         run(data=data, participation=Full())
-
-
-def test_dropping_every_batch_is_an_error_that_names_the_batch_size():
     config = fedavg.Config(work=LocalWork(batch_size=9, drop_remainder=True))
-    with pytest.raises(EmptyCohortError, match="fewer than 9 examples"):
+    with pytest.raises(ValueError, match=r"got at most 8 .*batch_size=9.*remainder"):
         run(fedavg.make(config, REGRESSION.loss))
 
 

@@ -1,0 +1,302 @@
+"""Drives what runs rounds: evaluation, history, record, resume, reports, progress.
+
+The same for cohorts of clients (`simulate`) and steps of a network (`networks.run`).
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.history import History
+from fedjax_core.progress import RoundsBar
+from fedjax_core.result import Exclusion, Result
+from fedjax_core.run_dir import RunDir, RunDirError
+from fedjax_core.types import PyTree
+
+_LOG = logging.getLogger("fedjax_core")
+_PER_CLIENT = ("_client_mean", "_client_p10")
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """A round had an update with a NaN or an infinity that could not be passed over.
+
+    Attributes:
+      result: the run up to the last recorded round before the error.
+    """
+
+    result: Result
+
+
+class Report(NamedTuple):
+    """What a callback sees after some rounds.
+
+    Attributes:
+      round: rounds completed.
+      seeds: ``[S]``.
+      train: name -> ``[S, k]``, metrics of the last k rounds.
+      evaluation: name -> ``[S]``; empty when nothing was evaluated.
+      state: the state, leaves ``[S, ...]``. The next round reuses its memory: copy what
+        is to outlive the callback.
+    """
+
+    round: int
+    seeds: tuple[int, ...]
+    train: dict[str, np.ndarray]
+    evaluation: dict[str, np.ndarray]
+    state: Any
+
+
+class Machine(Protocol):
+    """What runs rounds: cohorts of clients, or steps of a network.
+
+    Attributes:
+      state: the state after the last round, leaves ``[S, ...]``.
+      compilations: how often rounds were compiled.
+      compile_seconds: how long that took.
+      execution: how rounds run.
+    """
+
+    state: Any
+    compilations: int
+    compile_seconds: float
+    execution: Any
+
+    def snapshot(self) -> PyTree:
+        """What a checkpoint holds."""
+        ...
+
+    def restore(self, snapshot: PyTree) -> None:
+        """Goes back to a snapshot."""
+        ...
+
+    def longest(self) -> int:
+        """Rounds in a chunk at most."""
+        ...
+
+    def advance(
+        self, spans: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
+        """Runs chunks (first, count) of rounds.
+
+        Yields:
+          Metrics, name -> ``[count, S, ...]``, among them "finite_model", bool, which
+          is not recorded; and cohorts, see `History.add_rounds`.
+        """
+        ...
+
+    def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Scalars, name -> ``[S]``, and values per client, name -> ``[S, N]``."""
+        ...
+
+
+def drive(
+    machine: Machine,
+    *,
+    seeds: tuple[int, ...],
+    rounds: int,
+    eval_every: int | None,
+    checkpoint_every: int | None,
+    callbacks: Sequence[Callable[[Report], bool | None]],
+    progress: bool,
+    run_dir: str | os.PathLike | None,
+    resume: bool,
+    config: dict[str, Any],
+    client_ids: tuple[str, ...] = (),
+    strict: bool = False,
+) -> Result:
+    """Runs a machine to the end; arguments as in `simulate`.
+
+    Args:
+      machine: what runs.
+      seeds: see `checked_seeds`.
+      rounds: rounds in all.
+      eval_every: rounds between evaluations, by default about twenty in all.
+      checkpoint_every: rounds between checkpoints, by default `eval_every`.
+      callbacks: called with a `Report`.
+      progress: whether to show a bar.
+      run_dir: where to record the run, or None.
+      resume: whether to continue what is there.
+      config: what else decides the numbers: recorded, and compared when resuming.
+      client_ids: names of the clients, for those that are excluded.
+      strict: raise where an update is not finite.
+    """
+    check.positive_int(rounds=rounds)
+    _check_callbacks(callbacks)
+    if resume and run_dir is None:
+        raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
+    # Recorded as given: a longer run may go on with the default of a shorter one.
+    config = config | {"rounds": rounds, "seeds": seeds, "eval_every": eval_every}
+    if eval_every is None:
+        eval_every = max(1, rounds // 20)
+    if checkpoint_every is None:
+        checkpoint_every = eval_every
+    check.positive_int(eval_every=eval_every, checkpoint_every=checkpoint_every)
+
+    history, seconds = History(seeds, client_ids), 0.0
+    with contextlib.ExitStack() as cleanup:
+        recorder = None
+        if run_dir is not None:
+            recorder = RunDir(run_dir, config, resume)
+            cleanup.callback(recorder.close)
+            if resume:
+                _load(recorder, history, machine, rounds)
+        started = history.rounds
+
+        def result() -> Result:
+            return history.result(
+                machine.state,
+                seconds=seconds,
+                timed_rounds=history.rounds - started,
+                compilations=machine.compilations,
+                compile_seconds=machine.compile_seconds,
+                run_dir=recorder and recorder.path,
+                execution=machine.execution if history.rounds > started else None,
+            )
+
+        if started >= rounds:
+            return result()
+        bar = cleanup.enter_context(RoundsBar(started, rounds, progress))
+        marks = (eval_every, checkpoint_every)
+        spans = _spans(started, rounds, marks, machine.longest())
+        chunks = machine.advance(list(spans))
+        cleanup.callback(chunks.close)  # type: ignore[attr-defined]
+        clock = _Clock(machine)
+        for metrics, cohorts in chunks:
+            seconds += clock.lap()
+            finite = metrics.pop("finite_model")
+            excluded = history.add_rounds(metrics, cohorts)
+            done = history.rounds
+            for e in excluded:
+                _LOG.warning(
+                    "round %d, seed %d: client %s excluded, its %s is not finite", *e
+                )
+            message = _refusal(done, seeds, metrics, finite, excluded, strict)
+            if message:
+                error = NonFiniteUpdateError(message)
+                error.result = result()
+                raise error
+            values = {}
+            if done % eval_every == 0 or done == rounds:
+                values, per_client = machine.evaluate()
+                history.add_evaluation(values, per_client)
+            if recorder:
+                history.save(recorder)
+            train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
+            report = Report(done, seeds, train, values, machine.state)
+            stops = [f(report) for f in callbacks]  # each of them is called
+            stop = any(stops)
+            if recorder and (done % checkpoint_every == 0 or done == rounds or stop):
+                recorder.save(done, machine.snapshot())
+            bar.update(
+                done,
+                (done - started) / seconds,
+                {k: v[:, -1] for k, v in train.items() if k == "train_loss"}
+                | {k: v for k, v in values.items() if not k.endswith(_PER_CLIENT)},
+            )
+            if stop:
+                break
+            clock.start()
+        return result()
+
+
+class _Clock:
+    """Laps without the time that went into compiling."""
+
+    def __init__(self, machine: Machine):
+        self._machine = machine
+        self.start()
+
+    def start(self) -> None:
+        self._from = time.perf_counter() - self._machine.compile_seconds
+
+    def lap(self) -> float:
+        now = time.perf_counter() - self._machine.compile_seconds
+        return now - self._from
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
+        raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}.")
+
+
+def _load(recorder: RunDir, history: History, machine: Machine, rounds: int) -> None:
+    """Takes up what the directory holds."""
+    history.load(recorder)
+    if history.rounds != recorder.round:
+        raise RunDirError(
+            f"{recorder.path} has a checkpoint of round {recorder.round}, but metrics "
+            f"of {history.rounds} rounds before it."
+        )
+    if history.rounds > rounds:
+        raise RunDirError(
+            f"{recorder.path} holds {history.rounds} rounds, more than rounds={rounds}."
+        )
+    if recorder.round:
+        machine.restore(recorder.restore(machine.snapshot()))
+
+
+def _spans(
+    start: int, rounds: int, marks: tuple[int, ...], longest: int
+) -> Iterator[tuple[int, int]]:
+    """Cuts rounds into chunks (first, count) that end at multiples of `marks`."""
+    while start < rounds:
+        ends = [start - start % mark + mark for mark in marks]
+        count = min(*ends, rounds, start + longest) - start
+        yield start, count
+        start += count
+
+
+def _refusal(
+    done: int,
+    seeds: Sequence[int],
+    metrics: Mapping[str, np.ndarray],
+    finite: np.ndarray,
+    excluded: list[Exclusion],
+    strict: bool,
+) -> str:
+    """Why a run can't go on after these rounds; empty where it can."""
+    first = done - len(finite) + 1
+    if excluded:
+        nobody = (metrics["valid_clients"] == 0) & (metrics["excluded_clients"] > 0)
+        lost = {(first + k, seeds[s]) for k, s in np.argwhere(nobody)}
+        for e in excluded:
+            where = f"round {e.round}, seed {e.seed}"
+            broken = f"the {e.stage} of client {e.client_id}"
+            if strict:
+                return f"{where}: {broken} is not finite."
+            if (e.round, e.seed) in lost:
+                return (
+                    f"every update of a cohort was excluded because it was not finite; "
+                    f"first at {where}: {broken}."
+                )
+    if finite.all():
+        return ""
+    k, s = np.argwhere(~finite)[0]
+    return (
+        f"round {first + k}, seed {seeds[s]}: the model is not finite after the "
+        f"server's step, although every update that went into it is."
+    )
+
+
+def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """One or several seeds as a tuple.
+
+    Raises:
+      TypeError: a seed is no int.
+      ValueError: a seed outside 0..2**32 - 1, twice, or none.
+    """
+    seeds = tuple(seeds) if isinstance(seeds, Iterable) else (seeds,)
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"seeds must be ints, got {seed!r}.")
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seeds must be in [0, 2**32), got {seed!r}.")
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds must be one or more distinct ints, got {seeds!r}.")
+    return seeds
