@@ -73,7 +73,7 @@ def _weights(by: Any, arrivals: Arrivals) -> jax.Array:
         w = arrivals.num_examples if by == "examples" else jnp.ones_like(arrivals.slot)
     else:
         w = jnp.asarray(by).at[arrivals.slot].get(mode="fill", fill_value=0)
-    return jnp.where(arrivals.valid, w.astype(jnp.float32), 0.0)
+    return jnp.where(arrivals.valid, w.astype(float), 0.0)
 
 
 def _check_by(by: Any) -> None:
@@ -123,7 +123,7 @@ def mean(by: Any = "examples") -> Reduction:
 
     def identity(update):
         zeros = jax.tree.map(lambda u: jnp.zeros(u.shape, _sum_dtype(u.dtype)), update)
-        return zeros, jnp.float32(0)
+        return zeros, jnp.zeros((), float)
 
     def add(acc, updates, arrivals):
         w = _weights(by, arrivals)
@@ -132,8 +132,8 @@ def mean(by: Any = "examples") -> Reduction:
 
     def finish(acc, cast):
         _check_length(by, cast)
-        scale = 1.0 / jnp.where(acc[1] > 0, acc[1], 1.0)
-        return jax.tree.map(lambda s: s * scale.astype(s.dtype), acc[0])
+        weight = jnp.where(acc[1] > 0, acc[1], 1.0)
+        return jax.tree.map(lambda s: s / weight.astype(s.dtype), acc[0])
 
     return Reduction(identity, add, _psum, finish, name=f"mean({_by_name(by)})")
 

@@ -27,6 +27,7 @@ from fedjax_core.algorithms import fedavg, scaffold
 from fedjax_core.plan import Capacity, Draft
 
 FEDAVG = fedavg.Config(work=LocalWork(batch_size=4, epochs=2))
+SCAFFOLD = scaffold.Config(work=LocalWork(batch_size=4, epochs=2))
 METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": lambda loss: fedavg.make(FEDAVG, loss),
     "fedavg, top-k, Adam on the server": lambda loss: fedavg.make(
@@ -38,8 +39,10 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedavg, clipped and noisy": lambda loss: fedavg.make(
         FEDAVG, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
     ),
-    "scaffold": lambda loss: scaffold.make(
-        scaffold.Config(work=LocalWork(batch_size=4, epochs=2)), loss
+    "scaffold": lambda loss: scaffold.make(SCAFFOLD, loss),
+    "scaffold, top-k": lambda loss: scaffold.make(SCAFFOLD, loss, transform=top_k(0.3)),
+    "scaffold, clipped and noisy": lambda loss: scaffold.make(
+        SCAFFOLD, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
     ),
 }
 
@@ -236,6 +239,26 @@ def test_a_scan_over_rounds_without_padding_equals_a_loop_with_padding(
     )(runner.state)
     each = [jax.tree.map(lambda x, t=t: x[t], metrics) for t in range(len(COHORTS))]
     assert_same((state, each), expected)
+
+
+def test_rounds_lower_for_accelerators_from_any_machine(runner):
+    args = (runner.state, runner.plan(COHORTS[0], 0), KEYS[0])
+    exported = jax.export.export(runner.round, platforms=["cuda", "tpu"])(*args)
+    assert exported.platforms == ("cuda", "tpu")
+
+
+def test_float64_models_train_in_float64(runner):
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), PARAMS)
+        state = runner.algorithm.init(wide, len(SIZES))
+        cohort = runner.plan(COHORTS[0], 0)
+        cohort = dataclasses.replace(
+            cohort, examples=cohort.examples | {"x": np.float64(EXAMPLES["x"])}
+        )
+        after, metrics = jax.eval_shape(runner.algorithm.round, state, cohort, KEYS[0])
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    assert all(x.dtype == np.float64 for x in jax.tree.leaves(after.params))
+    assert metrics["train_loss"].dtype == np.float64
 
 
 def test_the_method_is_described(runner):

@@ -13,7 +13,7 @@ from tests.reference import (
     visits,
 )
 
-from fedjax_core import LocalWork, Packed, plan_round
+from fedjax_core import LocalWork, Packed, clip, plan_round
 from fedjax_core.algorithms import fedavg, scaffold
 
 SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
@@ -151,6 +151,43 @@ def test_one_full_step_of_everyone_is_gradient_descent():
             for name, p in params.items()
         }
         assert_close(state.params, params)
+
+
+def test_float64_rounds_match_the_paper_to_float64():
+    config = scaffold.Config(client_lr=0.3, work=LocalWork(batch_size=4))
+    with jax.enable_x64(True):
+        algorithm = scaffold.make(config, softmax_loss)
+        train = Packed(EXAMPLES | {"x": X}, OFFSETS)
+        state = algorithm.init(START, N)
+        params, control, controls = START, ZEROS, [ZEROS] * N
+        for t, ids in enumerate(COHORTS):
+            cohort = plan_round(ids, train, algorithm.work, seed=3, round=t)
+            state, _ = jax.jit(algorithm.round)(state, cohort, KEY)
+            params, control, controls = scaffold_round(
+                params, control, controls, X, Y, visits(cohort), 0.3, 1.0
+            )
+            for name in PARAMS:
+                np.testing.assert_allclose(state.params[name], params[name], rtol=1e-12)
+                np.testing.assert_allclose(
+                    state.control[name], control[name], rtol=1e-11, atol=1e-14
+                )
+
+
+def test_a_transform_acts_on_delta_and_control_together():
+    # Clipped to a norm it never reaches it is SCAFFOLD; else the pair has that norm.
+    config = scaffold.Config(client_lr=0.3, work=LocalWork(batch_size=4))
+    plain, wide, narrow = (
+        next(rounds(scaffold.make(config, softmax_loss, transform=t), [[2]]))[0]
+        for t in (None, clip(1e6), clip(1e-2))
+    )
+    assert_close(wide.params, plain.params, rtol=1e-6)
+    moved = jax.tree.map(
+        lambda a, b: a - b,
+        (narrow.params, jax.tree.map(lambda c: N * c, narrow.control)),
+        (PARAMS, ZEROS),
+    )
+    norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(moved)))
+    np.testing.assert_allclose(norm, 1e-2, rtol=1e-4)
 
 
 def test_drift_is_corrected():

@@ -647,6 +647,106 @@ def test_a_gradient_through_a_round_sees_nothing_of_other_clients(name):
         chex.assert_trees_all_equal(result(filled(ids, value)), clean)
 
 
+# What a client knows of its turn, and what it alone receives.
+
+
+def tell() -> ClientProgram:
+    """Sends what its turn says: at the start, in the last step and at the end."""
+
+    def of(turn):
+        return jnp.stack([turn.round, turn.step, turn.num_steps, turn.num_examples])
+
+    return ClientProgram(
+        lambda shared, state, turn: (of(turn), jnp.zeros(4, jnp.int32)),
+        lambda shared, carry, batch, turn: (carry[0], of(turn)),
+        lambda shared, carry, state, turn: (jnp.stack([*carry, of(turn)]), state, {}),
+    )
+
+
+@pytest.mark.parametrize("name", ["blocks of 3", "blocks of 2 on 4 devices"])
+def test_a_turn_says_where_in_the_round_a_client_stands(name):
+    cohort = plan_round([1, 4], TRAIN, WORK, seed=0, round=5, execution=HOW[name])
+    got = map_clients(tell(), (), cohort, jax.random.key(0), reduce=stack())
+    for told, sizes in zip(got.update, (7, 10), strict=True):
+        steps = WORK.epochs * -(-sizes // WORK.batch_size)
+        np.testing.assert_array_equal(
+            told,
+            [
+                [5, 0, steps, sizes],
+                [5, steps - 1, steps, sizes],
+                [5, steps, steps, sizes],
+            ],
+        )
+    walked = WORK.epochs * sum(-(-n // WORK.batch_size) for n in (7, 10))
+    assert got.metrics["local_steps"] == walked
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_a_client_receives_its_own_row(name):
+    rows = {"a": jnp.arange(6.0), "b": jnp.arange(12).reshape(6, 2)}
+    program = ClientProgram(
+        lambda shared, state, turn: shared,
+        lambda shared, carry, batch, turn: carry,
+        lambda shared, carry, state, turn: (carry, state, {}),
+    )
+    cohort = plan_round(
+        [2, 3, 4, 1], TRAIN, WORK, seed=0, round=0, execution=HOW[name], cohort_size=6
+    )
+    got = jax.jit(
+        lambda c, rows: map_clients(
+            program, jnp.float32(7), c, jax.random.key(0), reduce=stack(), each=rows
+        )
+    )(cohort, rows)
+    everyone, own = got.update
+    valid = np.asarray(cohort.client_mask)
+    np.testing.assert_array_equal(everyone, np.where(valid, 7, 0))
+    for k in rows:
+        shaped = valid.reshape(-1, *[1] * (rows[k].ndim - 1))
+        np.testing.assert_array_equal(own[k], np.where(shaped, rows[k], 0))
+    assert got.metrics["downlink_bytes"] == (4 + 4 + 8) * valid.sum()
+    assert got.metrics["uplink_bytes"] == (4 + 4 + 8) * valid.sum()
+
+
+def test_only_some_clients_is_the_plan_without_the_others():
+    ids = [2, 3, 4, 1]
+    cohort = plan_round(ids, TRAIN, WORK, seed=0, round=0, cohort_size=6)
+    keep = jnp.array([True, False, True, False, True, True])
+    step = jax.jit(
+        lambda c: map_clients(
+            local_sgd(softmax_loss, optax.sgd(0.1)),
+            PARAMS,
+            c,
+            jax.random.key(0),
+            reduce=mean(),
+        )
+    )
+    got = step(cohort.only(keep))
+    others = step(plan_round([2, 4], TRAIN, WORK, seed=0, round=0, cohort_size=6))
+    chex.assert_trees_all_equal(got.update, others.update)
+    np.testing.assert_array_equal(got.valid, keep & cohort.client_mask)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_first_epochs_walk_the_same_examples_in_the_same_order(drop):
+    work = LocalWork(batch_size=3, epochs=3, drop_remainder=drop)
+    cohort = plan_round([1, 4, 0], TRAIN, work, seed=0, round=0)
+    one = dataclasses.replace(work, epochs=1)
+    once = plan_round([1, 4, 0], TRAIN, one, seed=0, round=0)
+    np.testing.assert_array_equal(cohort.first_epochs().num_steps, once.num_steps)
+    np.testing.assert_array_equal(cohort.first_epochs(5).num_steps, cohort.num_steps)
+    whole, first = visits(cohort.first_epochs()), visits(once)
+    for i in first:
+        for a, b in zip(whole[i], first[i], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_first_epochs_of_counted_steps_are_refused():
+    work = LocalWork(batch_size=3, steps=2)
+    cohort = plan_round([1], TRAIN, work, seed=0, round=0)
+    with pytest.raises(ValueError, match=r"work must count epochs .* got steps=2"):
+        cohort.first_epochs()
+
+
 # Dtypes, shapes, errors.
 
 
