@@ -84,8 +84,9 @@ def make(
     """
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     server_opt = server_optimizer or optax.sgd(config.server_lr)
-    transform = transform or identity()
-    reduce = reduce or mean(config.weights)
+    transform, reduce = transform or identity(), reduce or mean(config.weights)
+    check.instance(Transform, transform=transform)
+    check.instance(Reduction, reduce=reduce)
     client = with_transform(local_sgd(loss_fn, client_opt), transform)
 
     def init(params, num_clients):

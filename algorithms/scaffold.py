@@ -111,6 +111,8 @@ def make(
       reduce: instead of the uniform mean, of both.
     """
     transform, reduce = transform or identity(), reduce or mean("uniform")
+    check.instance(Transform, transform=transform)
+    check.instance(Reduction, reduce=reduce)
     client = with_transform(client_program(config, loss_fn), transform)
 
     def init(params, num_clients):

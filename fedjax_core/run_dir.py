@@ -78,6 +78,9 @@ def fingerprint(data: FederatedData) -> dict[str, Any]:
             stride = max(1, len(array) // 5000)
             for part in (array[:1000], array[::stride], array[-1000:]):
                 crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
+    for name, array in data.public.items():
+        crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
+        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)
     return {
         "clients": train.num_clients,
         "examples": train.num_examples,

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import optax
 import pytest
 
 from fedjax_core import (
+    Algorithm,
     Availability,
     Execution,
     FederatedData,
@@ -24,9 +26,11 @@ from fedjax_core import (
     NonFiniteUpdateError,
     Poisson,
     Result,
+    RunDirError,
     client_mesh,
     clip,
     gaussian_mean,
+    plan_round,
     simulate,
     top_k,
     transform,
@@ -863,3 +867,141 @@ def test_progress_without_a_terminal_does_not_break():
     assert done.returncode == 0, done.stderr.decode()
     assert done.stderr.strip()
     assert b"\x1b" not in done.stderr
+
+
+# ---- what algorithms may ask of a run ----
+
+
+class Learnt(NamedTuple):
+    params: Any
+    served: Any
+
+
+def towards_public(copies=1) -> Algorithm:
+    """Moves half-way to the mean of the server's data; serves twice its parameters."""
+
+    def round(state, cohort, key):
+        target = cohort.public["target"].mean(0)
+        params = jax.tree.map(lambda p: p + (target - p) / 2, state.params)
+        served = jax.tree.map(lambda p: 2 * p, params)
+        return Learnt(params, served), {"round_seen": cohort.round}
+
+    return Algorithm(
+        name="towards_public",
+        config=None,
+        work=LocalWork(batch_size=2),
+        init=lambda params, num_clients: Learnt(params, params),
+        round=round,
+        model=lambda state: state.served,
+    )
+
+
+POINT = Model(
+    init=lambda key: jnp.zeros(3),
+    loss=lambda params, batch, key: batch["y"] * 0 + params.sum(),
+    metrics=lambda params, batch: {"first": batch["y"] * 0 + params[0]},
+)
+
+
+def test_the_servers_data_arrive_in_every_round_and_the_served_model_is_evaluated(
+    tmp_path,
+):
+    target = np.float32([[0, 1, 2], [2, 3, 4]])
+    data = dataclasses.replace(DATA, public={"target": target})
+    result = run(
+        towards_public(), data, POINT, seeds=(0, 1), rounds=4, run_dir=tmp_path / "run"
+    )
+    expected = (1 - 0.5**4) * target.mean(0)
+    np.testing.assert_allclose(result.params, [expected] * 2, rtol=1e-6)
+    np.testing.assert_array_equal(result.train["round_seen"], [[0, 1, 2, 3]] * 2)
+    np.testing.assert_allclose(
+        result.final("test_first")[0], 2 * expected[0], rtol=1e-6
+    )
+    # Other data of the server are another run.
+    other = dataclasses.replace(DATA, public={"target": target + 1})
+    with pytest.raises(RunDirError, match="data"):
+        run(
+            towards_public(), other, POINT, seeds=(0, 1), rounds=6,
+            run_dir=tmp_path / "run", resume=True,
+        )  # fmt: skip
+
+
+def test_the_servers_data_are_an_argument_of_the_program_and_no_part_of_the_state(
+    tmp_path,
+):
+    big = np.zeros((1000, 1000), np.float32)
+    data = dataclasses.replace(DATA, public={"target": big[:, :3].copy(), "big": big})
+    run(towards_public(), data, POINT, seeds=(0,), rounds=2, run_dir=tmp_path / "run")
+    saved = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
+    assert saved < big.nbytes / 10
+    cohort = plan_round(
+        [0], data.train, LocalWork(batch_size=2), seed=0, round=0, public=data.public
+    )
+    state = towards_public().init(jnp.zeros(3), 10)
+    lowered = jax.jit(towards_public().round).lower(state, cohort, jax.random.key(0))
+    assert len(lowered.as_text()) < 100_000
+
+
+def test_a_round_says_how_many_steps_its_clients_took():
+    config = fedavg.Config(work=LocalWork(batch_size=2, epochs=3))
+    result = run(
+        fedavg.make(config, REGRESSION.loss), participation=Scripted(((0, 1), (3,)))
+    )
+    steps = [3 * (-(-3 // 2) - -5 // 2), 3 * 4]
+    np.testing.assert_array_equal(result.train["local_steps"][0, :2], steps)
+    assert result.execution == ONE_DEVICE
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"data": DATA.train}, "data must be a FederatedData, got Packed"),
+        ({"algorithm": fedavg.Config()}, "algorithm must be an Algorithm, got Config"),
+        ({"model": REGRESSION.loss}, "model must be a Model, got function"),
+        ({"participation": 3}, "participation must be a Participation, got int"),
+        ({"execution": 4}, "execution must be an Execution, got int"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_arguments_of_another_kind_are_named(wrong, message):
+    with pytest.raises(TypeError, match=message):
+        run(**wrong)
+
+
+@pytest.mark.parametrize("method", [fedavg, scaffold])
+def test_plugs_of_another_kind_are_named(method):
+    with pytest.raises(TypeError, match="reduce must be a Reduction, got str"):
+        method.make(method.Config(), REGRESSION.loss, reduce="mean")
+    with pytest.raises(TypeError, match="transform must be a Transform, got float"):
+        method.make(method.Config(), REGRESSION.loss, transform=1.0)
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_draws_do_not_depend_on_blocks_whatever_the_default_generator(impl):
+    # These generators draw other numbers under vmap; ours are threefry's always.
+    def noisy(params, batch, key):
+        return REGRESSION.loss(params, batch, key) * jax.random.uniform(
+            key, (len(batch["y"]),)
+        )
+
+    algorithm = fedavg.make(fedavg.Config(work=LocalWork(batch_size=2)), noisy)
+    before = jax.config.jax_default_prng_impl  # type: ignore[attr-defined]
+    try:
+        jax.config.update("jax_default_prng_impl", impl)
+        results = [
+            run(algorithm, rounds=2, execution=Execution(block_size=b)) for b in (1, 4)
+        ]
+    finally:
+        jax.config.update("jax_default_prng_impl", before)
+    for a, b in zip(*(jax.tree.leaves(r.params) for r in results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_debugging_without_jit_gives_the_same_run():
+    with jax.disable_jit():
+        slow = run(rounds=2, seeds=0)
+    fast = run(rounds=2, seeds=0)
+    for a, b in zip(
+        jax.tree.leaves(slow.params), jax.tree.leaves(fast.params), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
