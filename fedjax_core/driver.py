@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -53,19 +53,27 @@ class Report(NamedTuple):
 
 
 class Machine(Protocol):
-    """What runs rounds: cohorts of clients, or steps of a network.
+    """What runs rounds: cohorts of clients, or steps of a network."""
 
-    Attributes:
-      state: the state after the last round, leaves ``[S, ...]``.
-      compilations: how often rounds were compiled.
-      compile_seconds: how long that took.
-      execution: how rounds run.
-    """
+    @property
+    def state(self) -> Any:
+        """The state after the last round, leaves ``[S, ...]``."""
+        ...
 
-    state: Any
-    compilations: int
-    compile_seconds: float
-    execution: Any
+    @property
+    def execution(self) -> Any:
+        """How rounds run."""
+        ...
+
+    @property
+    def compilations(self) -> int:
+        """How often rounds were compiled."""
+        ...
+
+    @property
+    def compile_seconds(self) -> float:
+        """How long that took."""
+        ...
 
     def snapshot(self) -> PyTree:
         """What a checkpoint holds."""
@@ -81,7 +89,7 @@ class Machine(Protocol):
 
     def advance(
         self, spans: Sequence[tuple[int, int]]
-    ) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
+    ) -> Generator[tuple[dict[str, np.ndarray], Any], None, None]:
         """Runs chunks (first, count) of rounds.
 
         Yields:
@@ -165,7 +173,7 @@ def drive(
         marks = (eval_every, checkpoint_every)
         spans = _spans(started, rounds, marks, machine.longest())
         chunks = machine.advance(list(spans))
-        cleanup.callback(chunks.close)  # type: ignore[attr-defined]
+        cleanup.callback(chunks.close)
         clock = _Clock(machine)
         for metrics, cohorts in chunks:
             seconds += clock.lap()

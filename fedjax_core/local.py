@@ -105,7 +105,7 @@ def local_sgd(
 
     def step(params, carry, batch, turn):
         del params
-        scale = None if schedule is None else schedule(turn.round)
+        scale = None if schedule is None else jnp.asarray(schedule(turn.round))
         return sgd_step(loss_fn, optimizer, carry, batch, turn.key, scale=scale)
 
     def finish(params, carry, client_state, turn):

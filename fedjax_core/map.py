@@ -121,11 +121,11 @@ def map_clients(
             update, new, metrics = program.finish(
                 received, carry, state, turn("finish", steps)
             )
+            failure = metrics.pop("failure", None)
             metrics = {
                 "uplink_bytes": Sum(jnp.float32(num_bytes(update))),
                 "local_steps": Sum(steps.astype(jnp.float32)),
             } | metrics
-            failure = metrics.pop("failure", None)
             if failure is None:
                 failure = jnp.where(all_finite((update, new)), 0, 1)
             failure = jnp.where((failure == 0) & ~all_finite(metrics), 1, failure)

@@ -159,7 +159,7 @@ class CompiledRounds:
             public,
             jnp.int32(rounds),
         )
-        if jax.config.jax_disable_jit:  # a debugging aid, which has no compiled form
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # for debugging
             state, metrics = self._chunk(*args)
             return state, {k: np.asarray(v)[:rounds] for k, v in metrics.items()}
         shapes = tuple(x.shape for x in jax.tree.leaves(chunk.cohorts))

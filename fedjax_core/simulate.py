@@ -5,7 +5,7 @@ Rounds between two evaluations are one compiled loop; seeds are an axis over who
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -194,7 +194,7 @@ class _Cohorts:
     ):
         if seeds_axis == "auto":
             seeds_axis = "map" if jax.default_backend() == "cpu" else "vmap"
-        self.execution = execution
+        self._execution = execution
         self._algorithm, self._data, self._model = algorithm, data, model
         self._on_host, self._eval_splits = feed == "host", eval_splits
         self._run = CompiledRounds(algorithm, seeds, execution, seeds_axis)
@@ -212,6 +212,10 @@ class _Cohorts:
         if not self._on_host and self._store is None:
             size = num_parameters(self._device_state.params) // len(seeds)
             self._feed = self._feed.with_chunks_for(size)
+
+    @property
+    def execution(self) -> Execution:
+        return self._execution
 
     @property
     def compilations(self) -> int:
@@ -246,7 +250,7 @@ class _Cohorts:
 
     def advance(
         self, spans: Sequence[tuple[int, int]]
-    ) -> Iterator[tuple[dict[str, np.ndarray], list[list[np.ndarray]]]]:
+    ) -> Generator[tuple[dict[str, np.ndarray], list[list[np.ndarray]]], None, None]:
         mesh, store = self.execution.mesh, self._store
         examples = (
             None if self._on_host else ship(dict(self._data.train.examples), mesh)

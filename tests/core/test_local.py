@@ -10,7 +10,7 @@ from fedjax_core import LocalWork, Packed, local_sgd, map_clients, mean, plan_ro
 from fedjax_core.arrays import repeat_rows
 
 # Loss (w - x)^2 / 2 of one example each: the gradient is w - x.
-TRAIN = Packed({"x": np.float32([1, 5])}, np.arange(3))
+TRAIN = Packed({"x": np.array([1, 5], np.float32)}, np.arange(3))
 WORK = LocalWork(batch_size=1, epochs=3)
 
 

@@ -906,7 +906,7 @@ POINT = Model(
 def test_the_servers_data_arrive_in_every_round_and_the_served_model_is_evaluated(
     tmp_path,
 ):
-    target = np.float32([[0, 1, 2], [2, 3, 4]])
+    target = np.array([[0, 1, 2], [2, 3, 4]], np.float32)
     data = dataclasses.replace(DATA, public={"target": target})
     result = run(
         towards_public(), data, POINT, seeds=(0, 1), rounds=4, run_dir=tmp_path / "run"
