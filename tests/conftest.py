@@ -1,9 +1,16 @@
 """Eight host devices, strict promotion, and the function fixtures tests share."""
 
+import sys
+from pathlib import Path
+
 import jax
 import pytest
 
+# The installed package, before the checkout comes first on the path for `tests` and
+# `docs`: in a checkout without symbolic links sub-packages are missing.
 from fedjax_core import use_host_devices
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 # Before anything touches jax. Tests of one device pass an Execution without mesh.
 use_host_devices(8)
