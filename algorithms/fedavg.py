@@ -24,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
+from fedjax_core import check, server
 from fedjax_core.local import local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, dense_bits, identity, with_transform
-from fedjax_core.types import Algorithm, LocalWork, LossFn, Params
+from fedjax_core.types import Algorithm, LocalWork, LossFn, Params, trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,23 +107,17 @@ def make(
     client = with_transform(local_sgd(loss_fn, client_opt), transform)
 
     def init(params, num_clients):
-        one = ((), transform.init(params))
+        one = ((), transform.init(trained(params)))
         clients = jax.tree.map(lambda x: jnp.repeat(x[None], num_clients, 0), one)
-        # The mean delta arrives in float32 or wider, so moments have that dtype.
-        wide = jax.tree.map(
-            lambda p: jnp.astype(p, jnp.promote_types(p.dtype, jnp.float32)), params
-        )
-        return State(params, server_opt.init(wide), clients)
+        return State(params, server.init(server_opt, params), clients)
 
     def round(state, cohort, key):
         results = map_clients(
             client, state.params, cohort, key, reduce=reduce, client_state=state.clients
         )
-        pseudo_gradient = jax.tree.map(jnp.negative, results.update)
-        updates, opt_state = server_opt.update(
-            pseudo_gradient, state.opt_state, state.params
+        params, opt_state = server.step(
+            server_opt, state.params, state.opt_state, results.update
         )
-        params = optax.apply_updates(state.params, updates)
         down = dense_bits(params) / 8 * cohort.client_mask.sum()
         metrics = results.metrics | {"downlink_bytes": down}
         return State(params, opt_state, results.client_state), metrics

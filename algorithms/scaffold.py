@@ -27,13 +27,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
-from fedjax_core.local import Carry, sgd_step
+from fedjax_core import check, server
+from fedjax_core.local import Carry, sgd_step, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean, Sum
-from fedjax_core.reduce import mean, total
+from fedjax_core.reduce import mean
 from fedjax_core.transform import dense_bits
-from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn, Params
+from fedjax_core.types import (
+    Algorithm,
+    ClientProgram,
+    LocalWork,
+    LossFn,
+    Params,
+    trained,
+    with_trained,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +85,7 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
         del key
         params, control = shared
         correction = jax.tree.map(jnp.subtract, control, control_i)
-        return Carry(params, sgd.init(params), Mean.zero()), correction
+        return Carry(params, sgd.init(trained(params)), Mean.zero()), correction
 
     def step(shared, carry, batch, key):
         del shared
@@ -89,7 +97,7 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
         (params, _), (carry, correction) = shared, carry
         # K_i; padding clients take no step, and their 0 / 0 would spoil gradients.
         steps = jnp.maximum(carry.train_loss.count, 1)
-        delta = jax.tree.map(jnp.subtract, carry.params, params)
+        delta = jax.tree.map(jnp.subtract, trained(carry.params), trained(params))
         new = jax.tree.map(
             lambda c, correct, d: jnp.astype(
                 -correct - d / (steps * config.client_lr), c.dtype
@@ -99,18 +107,19 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
             delta,
         )
         update = {"delta": delta, "control": jax.tree.map(jnp.subtract, new, control_i)}
+        sent = with_trained(carry.params, update)
         metrics = {
             "train_loss": carry.train_loss,
-            "uplink_bytes": Sum(jnp.float32(dense_bits(update) / 8)),
+            "uplink_bytes": Sum(jnp.float32(dense_bits(sent) / 8)),
         }
-        return update, new, metrics
+        return with_stats(update, carry.params), new, metrics
 
     return ClientProgram(init, step, finish)
 
 
 def make(config: Config, loss_fn: LossFn) -> Algorithm:
     """Builds SCAFFOLD for the given loss."""
-    client = client_program(config, loss_fn)
+    client, server_sgd = client_program(config, loss_fn), optax.sgd(config.server_lr)
     work = LocalWork(
         batch_size=config.batch_size,
         epochs=config.local_epochs,
@@ -118,9 +127,9 @@ def make(config: Config, loss_fn: LossFn) -> Algorithm:
     )
 
     def init(params, num_clients):
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(jnp.zeros_like, trained(params))
         clients = jax.tree.map(
-            lambda x: jnp.zeros((num_clients, *x.shape), x.dtype), params
+            lambda x: jnp.zeros((num_clients, *x.shape), x.dtype), zeros
         )
         return State(params, zeros, clients)
 
@@ -130,17 +139,21 @@ def make(config: Config, loss_fn: LossFn) -> Algorithm:
             (state.params, state.control),
             cohort,
             key,
-            reduce={"delta": mean("uniform"), "control": total()},
+            reduce=mean("uniform"),
             client_state=state.clients,
         )
-        delta, control = results.update["delta"], results.update["control"]
-        params = optax.apply_updates(
-            state.params, jax.tree.map(lambda d: config.server_lr * d, delta)
+        update = trained(results.update)
+        params, _ = server.step(
+            server_sgd,
+            state.params,
+            server.init(server_sgd, state.params),
+            with_trained(results.update, update["delta"]),
         )
+        share = results.metrics["valid_clients"] / cohort.num_clients  # |S| / N
         control = jax.tree.map(
-            lambda c, d: c + (d / cohort.num_clients).astype(c.dtype),
+            lambda c, d: c + (share * d).astype(c.dtype),
             state.control,
-            control,
+            update["control"],
         )
         down = 2 * dense_bits(params) / 8 * cohort.client_mask.sum()
         metrics = results.metrics | {"downlink_bytes": down}

@@ -9,7 +9,7 @@ from workload_data import BATCH, CLASSES, LENGTH, LR, arrays
 
 from fedjax_core import Execution, FederatedData, Model, Packed, client_mesh, models
 from fedjax_core.algorithms import fedavg
-from fedjax_core.models.model import language_model
+from fedjax_core.models import language_model
 
 
 def data(name: str) -> FederatedData:

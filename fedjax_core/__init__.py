@@ -24,9 +24,9 @@ from fedjax_core.local import sgd_step as sgd_step
 from fedjax_core.map import map_clients as map_clients
 from fedjax_core.metrics import Mean as Mean
 from fedjax_core.metrics import Sum as Sum
+from fedjax_core.models import classifier as classifier
+from fedjax_core.models import language_model as language_model
 from fedjax_core.models.model import Model as Model
-from fedjax_core.models.model import classifier as classifier
-from fedjax_core.models.model import language_model as language_model
 from fedjax_core.participation import Availability as Availability
 from fedjax_core.participation import Full as Full
 from fedjax_core.participation import Participation as Participation

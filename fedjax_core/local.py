@@ -8,7 +8,17 @@ import optax
 
 from fedjax_core.map import all_finite, sum_of_values
 from fedjax_core.metrics import Mean
-from fedjax_core.types import Batch, ClientProgram, Key, LossFn, Params
+from fedjax_core.types import (
+    Batch,
+    ClientProgram,
+    Key,
+    LossFn,
+    Params,
+    PyTree,
+    Stateful,
+    trained,
+    with_trained,
+)
 
 
 class Carry(NamedTuple):
@@ -19,16 +29,30 @@ class Carry(NamedTuple):
     train_loss: Mean  # over local steps, each the mean loss of its batch
 
 
-def batch_loss(loss_fn: LossFn, params: Params, batch: Batch, key: Key) -> jax.Array:
-    """The mean of `loss_fn` over the real examples of a batch; ``[]``."""
-    losses = loss_fn(params, batch, key)
+def with_stats(update: PyTree, params: Params) -> PyTree:
+    """An update of trained parameters, with the statistics of the client's `params`."""
+    if not isinstance(params, Stateful):
+        return update
+    stats = jax.tree.map(
+        lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), params.stats
+    )
+    return Stateful(update, Mean(stats, jnp.float32(1)))
+
+
+def batch_loss(
+    loss_fn: LossFn, params: Params, batch: Batch, key: Key
+) -> tuple[jax.Array, PyTree]:
+    """The mean loss of a batch's real examples, ``[]``, and the new statistics."""
+    losses, stats = loss_fn(params, batch, key), ()
+    if isinstance(params, Stateful):
+        losses, stats = losses
     mask = batch["example_mask"]
     if losses.shape != mask.shape:
         raise ValueError(
             f"loss_fn must return one loss per example, shape {mask.shape}, got shape "
             f"{losses.shape}."
         )
-    return jnp.where(mask, losses, 0.0).sum() / jnp.maximum(mask.sum(), 1)
+    return jnp.where(mask, losses, 0.0).sum() / jnp.maximum(mask.sum(), 1), stats
 
 
 def sgd_step(
@@ -49,13 +73,18 @@ def sgd_step(
       key: for the loss (dropout and the like).
       correction: added to the gradient, as control variates are.
     """
-    loss, grads = jax.value_and_grad(
-        lambda params: batch_loss(loss_fn, params, batch, key)
-    )(carry.params)
+    start = trained(carry.params)
+
+    def objective(params):
+        return batch_loss(loss_fn, with_trained(carry.params, params), batch, key)
+
+    (loss, stats), grads = jax.value_and_grad(objective, has_aux=True)(start)
     if correction is not None:
         grads = jax.tree.map(jnp.add, grads, correction)
-    updates, opt_state = optimizer.update(grads, carry.opt_state, carry.params)
-    params = optax.apply_updates(carry.params, updates)
+    updates, opt_state = optimizer.update(grads, carry.opt_state, start)
+    params = with_trained(carry.params, optax.apply_updates(start, updates))
+    if isinstance(params, Stateful):
+        params = params._replace(stats=stats)
     return Carry(params, opt_state, carry.train_loss + Mean(loss, jnp.float32(1)))
 
 
@@ -70,7 +99,7 @@ def local_sgd(
 
     def init(params, client_state, key):
         del client_state, key
-        return Carry(params, optimizer.init(params), Mean.zero())
+        return Carry(params, optimizer.init(trained(params)), Mean.zero())
 
     def step(params, carry, batch, key):
         del params
@@ -78,17 +107,21 @@ def local_sgd(
 
     def finish(params, carry, client_state, key):
         del key
-        delta = jax.tree.map(jnp.subtract, carry.params, params)
+        local = carry.params
+
+        def delta():
+            return jax.tree.map(jnp.subtract, trained(local), trained(params))
+
         # Finite local parameters prove the delta finite, short of parameters at the end
         # of the number range on both sides. Looking at them instead, XLA adds the delta
         # up without writing it out first.
         finite = jax.lax.cond(
-            jnp.isfinite(sum_of_values(carry.params)),
+            jnp.isfinite(sum_of_values(local)),
             lambda: jnp.bool_(True),
-            lambda: all_finite(jax.tree.map(jnp.subtract, carry.params, params)),
+            lambda: all_finite(with_trained(local, delta())),
         )
         failure = jnp.where(finite, 0, 1)
         metrics = {"train_loss": carry.train_loss, "failure": failure}
-        return delta, client_state, metrics
+        return with_stats(delta(), local), client_state, metrics
 
     return ClientProgram(init, step, finish)

@@ -28,6 +28,7 @@ from fedjax_core.feed import (
     check_shippable,
 )
 from fedjax_core.history import History
+from fedjax_core.ids import check_ids
 from fedjax_core.models.model import Model
 from fedjax_core.participation import Participation, Uniform
 from fedjax_core.plan import check_work
@@ -134,7 +135,8 @@ def simulate(
       A `Result`.
 
     Raises:
-      ValueError, TypeError: an argument is out of range; the message says which.
+      ValueError, TypeError: an argument is out of range, or a label or a token of
+        `data` for `model`; the message says which.
       EmptyCohortError: the clients drawn have nothing to train on; its `result` is the
         run up to the last recorded round before.
       RunDirError: `run_dir` holds another run, or a longer one.
@@ -157,6 +159,7 @@ def simulate(
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
     check_work(algorithm.work)
     check_shippable(data.train)
+    check_ids(model.ids, data)
     if resume and run_dir is None:
         raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
     participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
