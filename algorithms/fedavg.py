@@ -21,16 +21,15 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
+from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
-from fedjax_core.types import Algorithm, LocalWork, LossFn, Params
+from fedjax_core.types import Algorithm, LocalWork, LossFn, Params, trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +59,7 @@ class State(NamedTuple):
 
     params: Params
     opt_state: Any  # of the server optimiser
+    downlink: Any  # of the downlink transform
     clients: Any  # [N, ...] state of the transform: residuals, say
 
 
@@ -71,6 +71,7 @@ def make(
     server_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
+    downlink: Transform | None = None,
 ) -> Algorithm:
     """Builds FedAvg for the given loss.
 
@@ -81,6 +82,7 @@ def make(
       server_optimizer: instead of SGD with ``config.server_lr``.
       transform: applied to every delta before it is sent: clipping, compression.
       reduce: instead of the weighted mean: a robust or a noisy aggregation.
+      downlink: applied to the server's step before clients receive it.
     """
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     server_opt = server_optimizer or optax.sgd(config.server_lr)
@@ -90,23 +92,21 @@ def make(
     client = with_transform(local_sgd(loss_fn, client_opt), transform)
 
     def init(params, num_clients):
-        clients = repeat_rows(((), transform.init(params)), num_clients)
-        # The mean delta arrives in float32 or wider, so moments have that dtype.
-        wide = jax.tree.map(
-            lambda p: jnp.astype(p, jnp.promote_types(p.dtype, jnp.float32)), params
-        )
-        return State(params, server_opt.init(wide), clients)
+        clients = repeat_rows(((), transform.init(trained(params))), num_clients)
+        kept = downlink.init(trained(params)) if downlink else ()
+        return State(params, server.init(server_opt, params), kept, clients)
 
     def round(state, cohort, key):
         results = map_clients(
             client, state.params, cohort, key, reduce=reduce, client_state=state.clients
         )
-        pseudo_gradient = jax.tree.map(jnp.negative, results.update)
-        updates, opt_state = server_opt.update(
-            pseudo_gradient, state.opt_state, state.params
+        step, opt_state = server.direction(
+            server_opt, state.params, state.opt_state, results.update
         )
-        params = optax.apply_updates(state.params, updates)
-        return State(params, opt_state, results.client_state), results.metrics
+        step, kept, sent = server.send(downlink, step, state.downlink, cohort, key)
+        params = server.move(state.params, step, results.update)
+        new = State(params, opt_state, kept, results.client_state)
+        return new, results.metrics | sent
 
     return Algorithm(
         name="fedavg",
@@ -115,12 +115,18 @@ def make(
         init=init,
         round=round,
         client_bytes=lambda params: num_bytes(
-            jax.eval_shape(lambda: (client_opt.init(params), transform.init(params)))
+            jax.eval_shape(
+                lambda: (
+                    client_opt.init(trained(params)),
+                    transform.init(trained(params)),
+                )
+            )
         ),
         parts={
             "client_optimizer": "custom" if client_optimizer else "sgd",
             "server_optimizer": "custom" if server_optimizer else "sgd",
             "transform": transform.name,
             "reduce": reduce.name,
+            "downlink": downlink.name if downlink else "none",
         },
     )

@@ -27,14 +27,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
+from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import Carry, sgd_step
+from fedjax_core.local import Carry, sgd_step, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
-from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn, Params
+from fedjax_core.types import (
+    Algorithm,
+    ClientProgram,
+    LocalWork,
+    LossFn,
+    Params,
+    trained,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,7 @@ class State(NamedTuple):
 
     params: Params
     control: Params  # c, the server's control variate
+    downlink: Any  # of the downlink transform
     clients: Any  # [N, ...], the c_i and the state of the transform
 
 
@@ -71,7 +79,7 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
         del turn
         params, control = shared
         correction = jax.tree.map(jnp.subtract, control, control_i)
-        return Carry(params, sgd.init(params), Mean.zero()), correction
+        return Carry(params, sgd.init(trained(params)), Mean.zero()), correction
 
     def step(shared, carry, batch, turn):
         del shared
@@ -80,7 +88,7 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
 
     def finish(shared, carry, control_i, turn):
         (params, _), (carry, correction) = shared, carry
-        delta = jax.tree.map(jnp.subtract, carry.params, params)
+        delta = jax.tree.map(jnp.subtract, trained(carry.params), trained(params))
         new = jax.tree.map(
             lambda c, correct, d: jnp.astype(
                 -correct - d / (turn.num_steps * config.client_lr), c.dtype
@@ -90,7 +98,8 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
             delta,
         )
         update = {"delta": delta, "control": jax.tree.map(jnp.subtract, new, control_i)}
-        return update, new, {"train_loss": carry.train_loss}
+        metrics = {"train_loss": carry.train_loss}
+        return with_stats(update, carry.params), new, metrics
 
     return ClientProgram(init, step, finish)
 
@@ -101,6 +110,7 @@ def make(
     *,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
+    downlink: Transform | None = None,
 ) -> Algorithm:
     """Builds SCAFFOLD for the given loss.
 
@@ -109,6 +119,8 @@ def make(
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
       transform: applied to every message, the pair of delta and control variate.
       reduce: instead of the uniform mean, of both.
+      downlink: applied to the server's steps of model and control variate before
+        clients receive them.
     """
     transform, reduce = transform or identity(), reduce or mean("uniform")
     check.instance(Transform, transform=transform)
@@ -116,10 +128,10 @@ def make(
     client = with_transform(client_program(config, loss_fn), transform)
 
     def init(params, num_clients):
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        message = {"delta": params, "control": zeros}
-        clients = repeat_rows((zeros, transform.init(message)), num_clients)
-        return State(params, zeros, clients)
+        zeros = jax.tree.map(jnp.zeros_like, trained(params))
+        pair = {"delta": zeros, "control": zeros}
+        clients = repeat_rows((zeros, transform.init(pair)), num_clients)
+        return State(params, zeros, downlink.init(pair) if downlink else (), clients)
 
     def round(state, cohort, key):
         results = map_clients(
@@ -130,15 +142,17 @@ def make(
             reduce=reduce,
             client_state=state.clients,
         )
-        delta, control = results.update["delta"], results.update["control"]
-        params = optax.apply_updates(
-            state.params, jax.tree.map(lambda d: config.server_lr * d, delta)
-        )
+        update = trained(results.update)
         share = results.metrics["valid_clients"] / cohort.num_clients  # |S| / N
-        control = jax.tree.map(
-            lambda c, d: c + (share * d).astype(c.dtype), state.control, control
-        )
-        return State(params, control, results.client_state), results.metrics
+        step = {
+            "delta": jax.tree.map(lambda d: config.server_lr * d, update["delta"]),
+            "control": jax.tree.map(lambda d: share * d, update["control"]),
+        }
+        step, kept, sent = server.send(downlink, step, state.downlink, cohort, key)
+        params = server.move(state.params, step["delta"], results.update)
+        control = optax.apply_updates(state.control, step["control"])
+        new = State(params, control, kept, results.client_state)
+        return new, results.metrics | sent
 
     return Algorithm(
         name="scaffold",
@@ -148,5 +162,9 @@ def make(
         round=round,
         # Its correction and its control variate, before and after.
         client_bytes=lambda params: 3 * num_bytes(params),
-        parts={"transform": transform.name, "reduce": reduce.name},
+        parts={
+            "transform": transform.name,
+            "reduce": reduce.name,
+            "downlink": downlink.name if downlink else "none",
+        },
     )

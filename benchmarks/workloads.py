@@ -17,7 +17,7 @@ from fedjax_core import (
     models,
 )
 from fedjax_core.algorithms import fedavg
-from fedjax_core.models.model import language_model
+from fedjax_core.models import language_model
 
 
 def data(name: str) -> FederatedData:

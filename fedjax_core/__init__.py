@@ -15,7 +15,7 @@ from fedjax_core.evaluate import Evaluation, evaluate
 from fedjax_core.local import Carry, local_sgd, sgd_step
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean, Sum
-from fedjax_core.models.model import Model, classifier, language_model
+from fedjax_core.models import Model, classifier, language_model
 from fedjax_core.participation import (
     Availability,
     Full,

@@ -10,9 +10,10 @@ import numpy as np
 from fedjax_core.arrays import num_bytes
 from fedjax_core.data.packed import Packed
 from fedjax_core.devices import client_mesh
+from fedjax_core.local import batch_loss
 from fedjax_core.models.model import Model
 from fedjax_core.plan import num_steps
-from fedjax_core.types import Execution, LocalWork, Params
+from fedjax_core.types import Execution, LocalWork, Params, trained, with_trained
 
 # Splitting a round over host devices costs a few tenths of a millisecond.
 _WORTH_SPLITTING = 3e8
@@ -45,8 +46,11 @@ def client_memory(model: Model, params: Params, train: Packed, work: LocalWork) 
     batch |= {"example_mask": jax.ShapeDtypeStruct((work.batch_size,), jnp.bool_)}
 
     def backward(params, batch):
-        key = jax.random.key(0)
-        return jax.vjp(lambda p: model.loss(p, batch, key).sum(), params)[1]
+        def loss(weights):
+            whole, key = with_trained(params, weights), jax.random.key(0)
+            return batch_loss(model.loss, whole, batch, key)[0]
+
+        return jax.vjp(loss, trained(params))[1]
 
     kept = jax.eval_shape(backward, params, batch)
     return 4 * num_bytes(params) + 2 * num_bytes(kept)

@@ -20,6 +20,7 @@ from fedjax_core.driver import Report, checked_seeds, drive
 from fedjax_core.evaluate import compile_evaluation
 from fedjax_core.execution import choose_execution, num_parameters
 from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed, check_trainable
+from fedjax_core.ids import check_ids
 from fedjax_core.models.model import Model
 from fedjax_core.participation import Participation, Uniform
 from fedjax_core.result import Result
@@ -95,7 +96,8 @@ def simulate(
       only noise arrives. It is counted like any other, with "valid_clients" 0.
 
     Raises:
-      ValueError, TypeError: an argument is out of range; the message says which.
+      ValueError, TypeError: an argument is out of range, or a label or a token of
+        `data` for `model`; the message says which.
       RunDirError: `run_dir` holds another run, or a longer one.
       NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
         round was not, or the model is not after the server's step.
@@ -163,6 +165,7 @@ def _checked(
     for split in eval_splits:
         check.one_of(("train", "test", "validation"), eval_splits=split)
     check_trainable(data.train, algorithm.work)
+    check_ids(model.ids, data)
     if (cohort_size is None) == (participation is None):
         raise ValueError(
             "exactly one of cohort_size and participation must be given, got "

@@ -15,7 +15,7 @@ from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.map import all_finite
 from fedjax_core.metrics import Sum
-from fedjax_core.types import ClientProgram, Key, PyTree
+from fedjax_core.types import ClientProgram, Key, PyTree, Stateful
 
 
 class Message(NamedTuple):
@@ -41,18 +41,23 @@ class Transform(NamedTuple):
       norm_bound: given a bound on the L2 norm of what comes in, the bound on what goes
         out: the sensitivity of the cohort's sum to one client.
       name: what it is and its arguments, recorded with a run.
+      statistics: whether running statistics of a `Stateful` update may be sent beside
+        what this transforms. Compression lets them; what hides or bounds what a client
+        sends must not, for they would escape it.
     """
 
     init: Callable[[PyTree], PyTree]
     apply: Callable[[Message, PyTree, Key], tuple[Message, PyTree]]
     norm_bound: Callable[[float], float]
     name: str = "custom"
+    statistics: bool = False
 
 
 def stateless(
     apply: Callable[[Message, Key], Message],
     norm_bound: Callable[[float], float] = lambda bound: float("inf"),
     name: str = "custom",
+    statistics: bool = False,
 ) -> Transform:
     """A transform that keeps nothing between rounds; unbounded unless it says so."""
     return Transform(
@@ -60,12 +65,15 @@ def stateless(
         lambda message, state, key: (apply(message, key), state),
         norm_bound,
         name,
+        statistics,
     )
 
 
 def identity() -> Transform:
     """Sends the update as it is."""
-    return stateless(lambda message, key: message, lambda bound: bound, "identity")
+    return stateless(
+        lambda message, key: message, lambda bound: bound, "identity", True
+    )
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -87,7 +95,8 @@ def chain(*transforms: Transform) -> Transform:
         return bound
 
     name = f"chain({', '.join(t.name for t in transforms)})"
-    return Transform(init, apply, norm_bound, name)
+    statistics = all(t.statistics for t in transforms)
+    return Transform(init, apply, norm_bound, name, statistics)
 
 
 def dense_bits(update: PyTree) -> float:
@@ -99,7 +108,12 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
     """The program with its update transformed before it leaves the client.
 
     The client state becomes the pair (state of `program`, state of `transform`).
-    Metrics gain "uplink_bytes", the bytes that the cohort's valid clients send.
+    Metrics gain "uplink_bytes", the bytes that the cohort's valid clients send. Running
+    statistics of a `Stateful` update are sent beside it, as they are.
+
+    Raises:
+      ValueError: when tracing, a `Stateful` update and a transform that does not let
+        statistics pass.
     """
 
     def init(shared, client_state, turn):
@@ -108,6 +122,15 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
     def finish(shared, carry, client_state, turn):
         inner, kept = client_state
         update, inner, metrics = program.finish(shared, carry, inner, turn)
+        stats = None
+        if isinstance(update, Stateful):
+            update, stats = update
+            if not transform.statistics:
+                raise ValueError(
+                    f"transform must let running statistics pass, got "
+                    f"{transform.name}, which they would escape; use a model without "
+                    f"them (group or layer normalisation)."
+                )
         message = Message(update, jnp.float32(dense_bits(update)))
         sent, kept = transform.apply(message, kept, jax.random.fold_in(turn.key, 1))
         if "failure" not in metrics:
@@ -116,8 +139,12 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
             late = jnp.where(all_finite((sent.update, kept)), 0, 2)
             early = metrics["failure"]
             metrics["failure"] = jnp.where(early > 0, early, late)
-        metrics["uplink_bytes"] = Sum(sent.bits / 8)
-        return sent.update, (inner, kept), metrics
+        bits, update = sent.bits, sent.update
+        if stats is not None:
+            bits += dense_bits(stats.total)
+            update = Stateful(update, stats)
+        metrics["uplink_bytes"] = Sum(bits / 8)
+        return update, (inner, kept), metrics
 
     bound = transform.norm_bound(program.norm_bound)
     return ClientProgram(init, program.step, finish, bound)

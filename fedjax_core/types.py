@@ -16,10 +16,11 @@ Key = jax.Array
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, Any]
 
-LossFn = Callable[[Params, Batch, Key], jax.Array]
-"""``loss_fn(params, batch, key)``: per-example losses, ``[B]``.
+LossFn = Callable[[Params, Batch, Key], Any]
+"""``loss_fn(params, batch, key)``: per-example losses, ``[B]``; of a `Stateful` model
+the pair of them and its new statistics.
 
-The engine averages them over ``batch["example_mask"]``, so padding can't leak into a
+The engine averages losses over ``batch["example_mask"]``, so padding can't leak into a
 mean. A masked row holds a copy of a real row of the same client.
 """
 
@@ -41,6 +42,33 @@ class Turn(NamedTuple):
     step: jax.Array
     num_steps: jax.Array
     num_examples: jax.Array
+
+
+class Stateful(NamedTuple):
+    """Parameters of a model that keeps running statistics, as batch normalisation does.
+
+    A client's update is one as well: the change of `params`, and as `stats` the
+    client's own statistics as a `fedjax_core.metrics.Mean` of pytrees, a sum with its
+    weight. So every reduction averages them by the weights it gives to clients.
+
+    Attributes:
+      params: what optimisers train; all that a transform of the update sees.
+      stats: running statistics and counters, which the loss itself moves. They are
+        averaged over clients and never stepped by an optimiser.
+    """
+
+    params: Params
+    stats: PyTree
+
+
+def trained(params: Params) -> Params:
+    """What optimisers see of a model or an update: all but running statistics."""
+    return params.params if isinstance(params, Stateful) else params
+
+
+def with_trained(params: Params, new: PyTree) -> Params:
+    """`params` with `new` in the place of what `trained` returns."""
+    return params._replace(params=new) if isinstance(params, Stateful) else new
 
 
 class ClientProgram(NamedTuple):

@@ -73,7 +73,7 @@ def quantise_update(bits: int) -> Transform:
         sent = quantise(message.update, bits)
         return Message(sent, jnp.float32(bits * size + 32))
 
-    return stateless(apply, name=f"quantise_update({bits})")
+    return stateless(apply, name=f"quantise_update({bits})", statistics=True)
 
 
 def bit_plan(

@@ -63,4 +63,5 @@ def top_k(rate: float, *, residual: bool = True) -> Transform:
         apply,
         lambda bound: math.inf if residual else bound,
         f"top_k({rate}, residual={residual})",
+        statistics=True,
     )

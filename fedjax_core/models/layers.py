@@ -19,16 +19,15 @@ from typing import Literal, TypeAlias
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
 from jax import lax
 
 from fedjax_core import check
+from fedjax_core.arrays import as_float
 
 Array: TypeAlias = jax.Array
 Lowering: TypeAlias = Literal["auto", "patches", "lax"]
 Padding: TypeAlias = Literal["VALID", "SAME"]
-
-_LOWERINGS = ("auto", "patches", "lax")
-_PADDINGS = ("VALID", "SAME")
 
 
 def conv(
@@ -37,7 +36,7 @@ def conv(
     """Cross-correlates images with a kernel at stride 1.
 
     Args:
-      x: [B, H, W, C] float.
+      x: [B, H, W, C], integers and bools are converted.
       kernel: [h, w, C, F] float.
       padding: "VALID" or "SAME" (zeros, the odd one after), as in `lax`.
       lowering: "patches", "lax", or "auto": patches on CPU and GPU, lax elsewhere.
@@ -49,7 +48,8 @@ def conv(
       ValueError: the channels differ, the kernel does not fit into the image, or
         padding or lowering is unknown.
     """
-    check.one_of(_PADDINGS, padding=padding)
+    check.one_of(("VALID", "SAME"), padding=padding)
+    x, kernel = promote_dtype(x, kernel)
     if x.shape[-1] != kernel.shape[-2]:
         raise ValueError(
             f"kernel must take the {x.shape[-1]} channels of x, "
@@ -80,7 +80,7 @@ def max_pool(
     rows then columns, whatever the lowering.
 
     Args:
-      x: [B, H, W, C] float.
+      x: [B, H, W, C], integers and bools are converted.
       window: height and width of a window, and the stride.
       lowering: "patches" reshapes, which needs a window that divides the image;
         "lax" is `lax.reduce_window`; "auto" reshapes on CPU and GPU where possible.
@@ -91,6 +91,7 @@ def max_pool(
     Raises:
       ValueError: "patches" with a window that does not divide the image.
     """
+    x = as_float(x)
     _, height, width, _ = x.shape
     rows, columns = window
     divides = height % rows == 0 and width % columns == 0
@@ -154,6 +155,7 @@ class Dense(nn.Module):
         shape = (self.features, x.shape[-1])
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        x, kernel, bias = promote_dtype(x, kernel, bias)
         product = _by_rows if _on_cpu() else _times_transposed
         return product(x, kernel) + bias[None]
 
@@ -184,7 +186,7 @@ def _by_rows_jvp(
 
 
 def _resolve(lowering: Lowering) -> Lowering:
-    check.one_of(_LOWERINGS, lowering=lowering)
+    check.one_of(("auto", "patches", "lax"), lowering=lowering)
     if lowering == "auto":
         return "patches" if jax.default_backend() in ("cpu", "gpu") else "lax"
     return lowering

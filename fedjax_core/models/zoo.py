@@ -3,6 +3,11 @@
 Every constructor returns a `Model` for softmax cross-entropy. Kernels start from
 Glorot's uniform distribution, biases from 0, embeddings and recurrent layers like those
 of the Keras code most of these benchmarks were published with.
+
+References:
+  McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+  Data", AISTATS 2017.
+  Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
 """
 
 from collections.abc import Sequence
@@ -12,8 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core import check
+from fedjax_core.models.adapters import classifier, language_model
 from fedjax_core.models.layers import Conv, Dense, Lowering, max_pool
-from fedjax_core.models.model import Model, classifier, language_model
+from fedjax_core.models.model import Ids, Model
 from fedjax_core.models.recurrent import LSTM
 
 _GLOROT = nn.initializers.glorot_uniform()
@@ -101,19 +107,14 @@ class CharLSTM(nn.Module):
 
 
 def logistic_regression(num_features: int, num_classes: int) -> Model:
-    """Multinomial logistic regression: (num_features + 1) * num_classes parameters.
-
-    Args:
-      num_features: `x` is [B, num_features].
-      num_classes: number of labels.
-    """
+    """Multinomial logistic regression: (num_features + 1) * num_classes parameters."""
     return mlp(num_features, num_classes, hidden=())
 
 
 def mlp(
     num_features: int, num_classes: int, hidden: Sequence[int] = (200, 200)
 ) -> Model:
-    """A multilayer perceptron; by default the 2NN of McMahan et al. (2017).
+    """A multilayer perceptron; by default the 2NN of McMahan et al. (2017), Section 3.
 
     The 2NN on MNIST, 784 features and 10 classes, has 199,210 parameters.
 
@@ -121,30 +122,17 @@ def mlp(
       num_features: `x` is [B, num_features].
       num_classes: number of labels.
       hidden: widths of the hidden layers, all followed by a ReLU.
-
-    References:
-      McMahan et al., "Communication-Efficient Learning of Deep Networks from
-      Decentralized Data", AISTATS 2017, Section 3.
     """
     check.positive_int(num_classes=num_classes)
-    for width in hidden:
-        check.positive_int(hidden=width)
+    _check_widths(hidden)
     return classifier(MLP(num_classes, tuple(hidden)), (num_features,))
 
 
 def emnist_cnn(num_classes: int = 62, *, lowering: Lowering = "auto") -> Model:
     """The CNN for EMNIST of FedOpt, without its dropout: 1,206,590 parameters.
 
-    Args:
-      num_classes: 62 for digits and letters of both cases, 10 for digits.
-      lowering: how convolutions and pooling are computed, see `layers`.
-
-    Returns:
-      A model of images [B, 28, 28, 1].
-
-    References:
-      Reddi et al., "Adaptive Federated Optimization", ICLR 2021, the model of its
-      EMNIST character recognition task.
+    The model of Reddi et al. (2021) for character recognition, of images [B, 28, 28,
+    1] and 62 classes (10 for digits alone). `lowering` is as in `layers`.
     """
     check.positive_int(num_classes=num_classes)
     return classifier(CNN(num_classes, lowering=lowering), (28, 28, 1))
@@ -153,14 +141,8 @@ def emnist_cnn(num_classes: int = 62, *, lowering: Lowering = "auto") -> Model:
 def cifar_cnn(num_classes: int = 10, *, lowering: Lowering = "auto") -> Model:
     """The `simple_cnn` of pfl-research's CIFAR-10 benchmark: 1,626,442 parameters.
 
-    Without its dropout (0.25 after the pooling, 0.5 before the last layer).
-
-    Args:
-      num_classes: number of labels.
-      lowering: how convolutions and pooling are computed, see `layers`.
-
-    Returns:
-      A model of images [B, 32, 32, 3].
+    Without its dropout (0.25 after the pooling, 0.5 before the last layer), of images
+    [B, 32, 32, 3]. `lowering` is as in `layers`.
 
     References:
       Granqvist et al., "pfl-research: simulation framework for accelerating research
@@ -181,35 +163,29 @@ def char_lstm(
     """The character LSTM for Shakespeare: 820,522 parameters.
 
     Embedding 720, LSTM layers 271,360 and 525,312, dense layer 23,130. PyTorch's LSTM
-    has a second bias in each layer, which makes it 822,570.
+    has a second bias in each layer, which makes it 822,570. The architecture is that of
+    McMahan et al. (2017), Section 3, and Reddi et al. (2021).
 
     Args:
       num_ids: ids are 0 to num_ids - 1: 90 for those of `datasets.characters`, 81 for
         those of `datasets.leaf`.
-      length: ids of an example.
+      length: ids of an example, `x` [B, length], int32.
       embedding: width of the embedding.
       hidden: widths of the LSTM layers.
       every_position: True: `y` [B, length] holds the id after each of `x`, 0 is
         padding and not scored; see `language_model`. False: `y` [B] is the one id
-        that follows `x`, the task of LEAF.
-
-    Returns:
-      A model of ids [B, length], int32.
-
-    References:
-      McMahan et al., "Communication-Efficient Learning of Deep Networks from
-      Decentralized Data", AISTATS 2017, Section 3 (the architecture).
-
-      Reddi et al., "Adaptive Federated Optimization", ICLR 2021, the model of its
-      Shakespeare next-character task.
-
-      Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv:1812.01097
-      (one character from 80).
+        that follows `x`, the task of LEAF (Caldas et al., arXiv:1812.01097).
     """
     check.positive_int(num_ids=num_ids, length=length, embedding=embedding)
-    for width in hidden:
-        check.positive_int(hidden=width)
+    _check_widths(hidden)
     module = CharLSTM(num_ids, embedding, tuple(hidden), every_position)
     if every_position:
-        return language_model(module, length)
-    return classifier(module, (length,), jnp.int32)
+        model = language_model(module, length)
+    else:
+        model = classifier(module, (length,), jnp.int32)
+    return model._replace(ids={"x": Ids(num_ids), **model.ids})
+
+
+def _check_widths(hidden: Sequence[int]) -> None:
+    for width in hidden:
+        check.positive_int(hidden=width)

@@ -8,7 +8,8 @@ import pytest
 
 from fedjax_core import FederatedData, LocalWork, evaluate, models, simulate
 from fedjax_core.algorithms import fedavg
-from fedjax_core.models.model import Model, classifier, language_model
+from fedjax_core.models import classifier, language_model
+from fedjax_core.models.model import Model
 
 KEY = jax.random.key(0)
 ZOO = {

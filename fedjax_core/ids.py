@@ -1,0 +1,41 @@
+"""Where data meets a model: labels and tokens out of range are an error at once."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.models.model import Ids
+
+_PIECE_BYTES = 2**24  # read at once, of what may be a memory map
+
+
+def check_ids(ids: Mapping[str, Ids], data: FederatedData) -> None:
+    """Raises ValueError where an array of any split holds what its `Ids` don't allow.
+
+    Names split, array, value, client and the first example that has it. Arrays that a
+    split does not have are passed over.
+    """
+    for split, packed in data.splits.items():
+        for name in ids.keys() & packed.examples.keys():
+            num, missing = ids[name]
+            array = packed.examples[name]
+            rows = max(1, _PIECE_BYTES // max(1, array[:1].nbytes))
+            for start in range(0, len(array), rows):
+                piece = np.asarray(array[start : start + rows])
+                # Not a number is no id either.
+                wrong = ~((piece >= 0) & (piece < num))
+                if missing is not None:
+                    wrong &= piece != missing
+                if not wrong.any():
+                    continue
+                place = tuple(np.argwhere(wrong)[0])
+                row = start + place[0]
+                client = np.searchsorted(packed.offsets, row, side="right") - 1
+                also = "" if missing is None else f" or {missing} where missing"
+                raise ValueError(
+                    f"{split} {name} must hold ids 0 to {num - 1}{also}, as the model "
+                    f"has {num} of them, got {piece[place]} at client "
+                    f"{data.client_ids[client]!r}, example "
+                    f"{row - packed.offsets[client]}."
+                )

@@ -1,0 +1,157 @@
+"""What the outputs of a network are for: losses and metrics by example."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core.metrics import Mean
+from fedjax_core.models.model import Ids
+from fedjax_core.types import Batch, Metrics
+
+Array: TypeAlias = jax.Array
+
+
+class Task(NamedTuple):
+    """The loss and the metrics of a network's outputs.
+
+    Attributes:
+      loss: (outputs, batch) -> [B], what training minimises per example. Outputs are
+        float32 or wider.
+      metrics: (outputs, batch) -> name -> values as of `Model.metrics`; None measures
+        the loss alone.
+      ids: shape of one example's outputs -> the `Ids` of `y`; None where `y` may be
+        anything.
+    """
+
+    loss: Callable[[Array, Batch], Array]
+    metrics: Callable[[Array, Batch], Metrics] | None = None
+    ids: Callable[[tuple[int, ...]], Ids] | None = None
+
+
+def classes(missing: int | None = None) -> Task:
+    r"""One of K classes, by softmax cross-entropy: of each example or of each token.
+
+    With logits :math:`z` and label :math:`y` the loss is
+    :math:`\log \sum_k e^{z_k} - z_y`; accuracy is 1 where the largest logit is that of
+    the label (the first one on a tie) and 0 elsewhere. Where an example has s labels
+    that are not `missing`, its loss is their mean, 0 if s = 0: every example weighs the
+    same in training. Outside 0 to K - 1 both are NaN.
+
+    Args:
+      missing: a label that is not scored. Metrics are then, as where an example has
+        several labels, `Mean` of numerators and scored labels, so that evaluation
+        averages over labels and not over examples.
+
+    Returns:
+      A `Task` for logits [B, ..., K], `y` [B, ...] integer.
+    """
+
+    def scores(logits: Array, batch: Batch) -> tuple[Array, Array, Array]:
+        """Cross-entropy, correctness and whether a label is scored, [B, ...]."""
+        y = _targets(batch, logits.shape[:-1])
+        if not jnp.issubdtype(y.dtype, jnp.integer):
+            raise TypeError(f"batch['y'] must be integer, got {y.dtype}.")
+        scored = jnp.ones(y.shape, bool)
+        if missing is not None:
+            scored = y != missing
+            y = jnp.where(scored, y, 0)
+        losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
+        correct = jnp.argmax(logits, axis=-1) == y
+        # A factor and no choice, so that gradients are NaN as well.
+        known = jnp.where((y >= 0) & (y < logits.shape[-1]), 1.0, jnp.nan)
+        return losses * known, correct * known, scored
+
+    def mean(values: Array, scored: Array) -> Mean:
+        axes = tuple(range(1, values.ndim))
+        total = jnp.where(scored, values, 0).sum(axes)
+        return Mean(total, scored.sum(axes).astype(jnp.float32))
+
+    def loss(logits: Array, batch: Batch) -> Array:
+        losses, _, scored = scores(logits, batch)
+        total, count = mean(losses, scored)
+        return total / jnp.maximum(count, 1)
+
+    def metrics(logits: Array, batch: Batch) -> Metrics:
+        losses, correct, scored = scores(logits, batch)
+        if missing is None and losses.ndim == 1:
+            return {"loss": losses, "accuracy": correct}
+        return {"loss": mean(losses, scored), "accuracy": mean(correct, scored)}
+
+    return Task(loss, metrics, lambda shape: Ids(shape[-1], missing))
+
+
+def multi_label() -> Task:
+    r"""K labels that hold or don't, each by the logistic loss.
+
+    With logits :math:`z` and labels :math:`y \in \{0, 1\}^K` the loss is the mean over
+    the labels of :math:`\log(1 + e^{z_k}) - y_k z_k`. Metrics are "loss", "accuracy",
+    the share of labels on the right side of a probability of 1/2, and "auroc_0" to
+    "auroc_{K-1}", see `Auroc`.
+
+    Returns:
+      A `Task` for logits [B, K], `y` [B, K] of 0 and 1 in any dtype.
+    """
+
+    def loss(logits: Array, batch: Batch) -> Array:
+        y = _targets(batch, logits.shape)
+        losses = optax.losses.sigmoid_binary_cross_entropy(
+            logits, y.astype(logits.dtype)
+        )
+        return jnp.mean(losses * jnp.where((y == 0) | (y == 1), 1.0, jnp.nan), axis=-1)
+
+    def metrics(logits: Array, batch: Batch) -> Metrics:
+        y = _targets(batch, logits.shape)
+        right = (logits > 0) == (y == 1)
+        return {"loss": loss(logits, batch), "accuracy": jnp.mean(right, axis=-1)} | {
+            f"auroc_{k}": Auroc.of(logits[:, k], y[:, k] == 1)
+            for k in range(logits.shape[-1])
+        }
+
+    return Task(loss, metrics, lambda shape: Ids(2))
+
+
+class Auroc(NamedTuple):
+    """The area under the ROC curve, as histograms of scores that add over examples.
+
+    The share of pairs of a positive and a negative example in which the positive one
+    scores higher. Scores in the same bin, 1/8 wide between -16 and 16, count half.
+    """
+
+    positive: Array  # [..., bins] how many positive examples score in a bin
+    negative: Array  # [..., bins]
+
+    @classmethod
+    def of(cls, scores: Array, positive: Array) -> "Auroc":
+        """What every example adds, from its logit and whether its label is 1, [B]."""
+        bins = jnp.clip(jnp.floor(scores * 8) + 128, 0, 255).astype(jnp.int32)
+        one_hot = jax.nn.one_hot(bins, 256, dtype=jnp.float32)
+        return cls(one_hot * positive[:, None], one_hot * ~positive[:, None])
+
+    @property
+    def count(self) -> Any:  # type: ignore[override]  # shadows tuple.count
+        """Pairs of a positive and a negative example."""
+        return self.positive.sum(-1) * self.negative.sum(-1)
+
+    @property
+    def value(self) -> Array:
+        """The area; NaN where one of the labels does not occur."""
+        below = jnp.cumsum(self.negative, axis=-1) - self.negative / 2
+        won = (self.positive * below).sum(-1)
+        return won / jnp.where(self.count > 0, self.count, jnp.nan)
+
+
+def _targets(batch: Batch, shape: tuple[int, ...]) -> Array:
+    """`y`, which must have the given shape."""
+    y = batch["y"]
+    if y.shape != shape:
+        what = (
+            " x ".join(map(str, shape[1:])) + " targets" if shape[1:] else "one label"
+        )
+        raise ValueError(
+            f"batch['y'] must hold {what} per example, shape {shape}, got shape "
+            f"{y.shape}."
+        )
+    return y

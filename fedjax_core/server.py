@@ -1,0 +1,117 @@
+"""The server's step: what the reduced update of a round does to the model.
+
+In three parts, so that a method can put its own between them: `direction` is what the
+optimiser makes of the mean delta, `send` what clients receive of it, and `move` the new
+model.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import random
+from fedjax_core.arrays import num_bytes
+from fedjax_core.transform import Message, Transform
+from fedjax_core.types import (
+    Cohort,
+    Key,
+    Metrics,
+    Params,
+    PyTree,
+    Stateful,
+    trained,
+    with_trained,
+)
+
+
+def init(optimizer: optax.GradientTransformation, params: Params) -> PyTree:
+    """The optimiser's state for the trained parameters.
+
+    Its moments are float32 or wider, as the mean delta is that arrives.
+
+    Raises:
+      TypeError: the optimiser asks for more than the mean delta.
+    """
+
+    def widen(p: jax.Array) -> jax.Array:
+        return p.astype(jnp.promote_types(p.dtype, jnp.float32))
+
+    wide = jax.tree.map(widen, trained(params))
+    state = optimizer.init(wide)
+    try:
+        jax.eval_shape(optimizer.update, wide, state, wide)
+    except TypeError as error:
+        if "keyword" not in str(error):
+            raise
+        raise TypeError(
+            f"server_optimizer must work from the mean delta alone, got one that asks "
+            f"for more ({error}): the server has no loss to give."
+        ) from None
+    return state
+
+
+def direction(
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    opt_state: PyTree,
+    update: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """What `optimizer` adds to the trained parameters, and its new state.
+
+    Its gradient is minus the mean delta (Reddi et al., ICLR 2021, Algorithm 1).
+    """
+    gradient = jax.tree.map(jnp.negative, trained(update))
+    return optimizer.update(gradient, opt_state, trained(params))
+
+
+def send(
+    downlink: Transform | None, step: PyTree, kept: PyTree, cohort: Cohort, key: Key
+) -> tuple[PyTree, PyTree, Metrics]:
+    """The server's step as clients receive it.
+
+    Args:
+      downlink: a transform with the server's own state: compression, say. None sends
+        the model itself, which `map_clients` has counted.
+      step: what the server adds to what clients have.
+      kept: ``downlink.init(step)`` before the first round, then what this returned.
+      cohort: receives one message a client, as if each followed every round.
+      key: the round's key.
+
+    Returns:
+      The step that everybody takes, the transform's state, and "downlink_bytes" for the
+      metrics of the round.
+    """
+    if downlink is None:
+        return step, kept, {}
+    message = Message(step, jnp.float32(8 * num_bytes(step)))
+    message, kept = downlink.apply(message, kept, random.stream(key, "downlink"))
+    received = message.bits / 8 * cohort.client_mask.sum()
+    return message.update, kept, {"downlink_bytes": received}
+
+
+def move(params: Params, step: PyTree, update: PyTree) -> Params:
+    """The new model, in the dtypes of the old one.
+
+    Running statistics become the mean of the clients', whatever the optimiser; integers
+    among them are rounded. Where no client has weight they stay as they were.
+
+    Args:
+      params: the model; a `Stateful` where it keeps running statistics.
+      step: what is added to the trained parameters.
+      update: the reduced update, where the statistics are.
+    """
+    new = with_trained(params, optax.apply_updates(trained(params), step))
+    if not isinstance(new, Stateful):
+        return new
+    total, weight = update.stats
+
+    def average(old: jax.Array, total: jax.Array) -> Any:
+        # Sums over weights, not changes added up: no variance is rounded below 0.
+        mean = total / jnp.where(weight > 0, weight, 1).astype(total.dtype)
+        if jnp.issubdtype(old.dtype, jnp.integer):
+            mean = jnp.round(mean)
+        return jnp.where(weight > 0, mean.astype(old.dtype), old)
+
+    return new._replace(stats=jax.tree.map(average, new.stats, total))
