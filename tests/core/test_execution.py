@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_core import Execution, LocalWork, Packed, client_mesh, models
 from fedjax_core import execution as execution_lib
+from fedjax_core.algorithms import scaffold
 
 
 def population(num_clients: int, features: int, size: int = 10) -> Packed:
@@ -79,6 +80,25 @@ def test_memory_and_the_cohort_decide_the_block_of_an_accelerator(
         assert how.block_size * one <= free / 2 < 2 * how.block_size * one + free / 4
     else:
         assert how.block_size == block
+
+
+def test_what_a_method_holds_besides_makes_blocks_smaller(monkeypatch):
+    memory = {"bytes_limit": 2**20, "bytes_in_use": 0}
+    device = types.SimpleNamespace(memory_stats=lambda: memory)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    train, work = population(10, 4), LocalWork(batch_size=5)
+    model = models.logistic_regression(4, 3)
+
+    def block(extra):
+        return execution_lib.choose_execution(
+            model, train, work, 8 * 512, lambda params: extra
+        ).block_size
+
+    assert block(2**20) == 1 < block(2**14) <= 2**19 // 2**14 < block(0)
+    method = scaffold.make(scaffold.Config(), model.loss)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert method.client_bytes(params) == 3 * 4 * (4 * 3 + 3)
 
 
 def test_a_block_weighs_waiting_for_the_longest_client_against_launches():
