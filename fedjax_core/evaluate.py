@@ -1,12 +1,12 @@
 """Evaluation of a shared model: pooled over all examples, and per client.
 
-Examples are evaluated in full batches whatever client they belong to; every value is
-then added up per client. Padding is masked, so averages are exact.
+Examples are evaluated in full batches whatever client they belong to; what they add to
+each metric is added up per client. Padding is masked, so averages are exact.
 """
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,11 @@ from jax import lax
 
 from fedjax_core import check
 from fedjax_core import metrics as metrics_lib
+from fedjax_core.arrays import along_rows
 from fedjax_core.data.memmap import gather
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.devices import Spec, ship
+from fedjax_core.execution import batch_shapes
 from fedjax_core.metrics import Mean
 from fedjax_core.rounds import replicated
 from fedjax_core.types import Batch, Metrics, Params, PyTree
@@ -25,9 +27,16 @@ from fedjax_core.types import Batch, Metrics, Params, PyTree
 # Rows added up before they join a larger sum, and bytes shipped at once.
 _CHUNK_ROWS, _CHUNK_BYTES = 2**16, 2**26
 
-MetricsFn = Callable[[Params, Batch], Mapping[str, jax.Array | Mean]]
-"""``metrics_fn(params, batch)``: name -> one value per example, ``[B]``, or a `Mean` of
-what each example adds to numerator and denominator, ``[B]`` both."""
+MetricsFn = Callable[[Params, Batch], Mapping[str, Any]]
+"""``metrics_fn(params, batch)``: name -> one value per example, ``[B]``; or a `Mean` of
+what each example adds to numerator and denominator, ``[B]`` both; or any other summand
+of `fedjax_core.metrics` with leaves ``[B, ...]``, what each example adds to them."""
+
+ClientSummaries = Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]]
+"""Name -> ``(values, counts) -> []``, see `fedjax_core.metrics`; traced."""
+
+Scalars = dict[str, np.ndarray]
+"""Name -> ``[S]``, or per client ``[S, N]``."""
 
 
 class Evaluation(NamedTuple):
@@ -35,17 +44,19 @@ class Evaluation(NamedTuple):
 
     Attributes:
       pooled: name -> ``[]``, the mean over all examples (of a `Mean`, over all that its
-        denominator counts).
-      client_mean: name -> ``[]``, the mean over clients of each client's own mean;
+        denominator counts; of another summand, its value over all examples).
+      client_mean: name -> ``[]``, the mean over clients of each client's own value;
         clients without an example do not count.
       client_p10: name -> ``[]``, the 10th percentile over those clients.
-      per_client: name -> ``[N]``, each client's mean, NaN without an example.
+      per_client: name -> ``[N]``, each client's value, NaN without an example.
+      summaries: name and client summary, as in "accuracy_gini" -> ``[]``.
     """
 
     pooled: Metrics
     client_mean: Metrics
     client_p10: Metrics
     per_client: Metrics
+    summaries: Metrics
 
     def named(self, split: str) -> Metrics:
         """The scalars as "test_accuracy", "test_accuracy_client_mean", ..."""
@@ -55,16 +66,17 @@ class Evaluation(NamedTuple):
                 ("", self.pooled),
                 ("_client_mean", self.client_mean),
                 ("_client_p10", self.client_p10),
+                ("", self.summaries),
             )
             for name, value in metrics.items()
         }
 
 
 class Evaluator:
-    """Evaluates any parameters on one split.
+    """Adds up the metrics of any S models over one split, client by client.
 
     Args:
-      metrics_fn: per-example values.
+      metrics_fn: what to measure.
       packed: the split.
       mesh: devices that share the batches, or None.
       batch_size: examples evaluated at once.
@@ -96,7 +108,11 @@ class Evaluator:
         self._batch_size = min(batch_size, -(-n // (chunks * devices)))
         self._batches = -(-n // (chunks * self._batch_size * devices)) * devices
         self._chunks = -(-n // (self._batches * self._batch_size))
-        self.data = None if on_host else self._ship(0, self._chunks)
+        self._data = None if on_host else self._ship(0, self._chunks)
+        self._sums = jax.jit(
+            lambda params, data: lax.map(lambda p: self._add_up(p, data), params),
+            out_shardings=replicated(mesh),
+        )
 
     def _ship(self, first: int, count: int) -> tuple:
         """Chunks as batches and their clients, leaves ``[count, batches, B, ...]``."""
@@ -118,96 +134,158 @@ class Evaluator:
         spec = Spec(None, "clients")
         return ship(data, self._mesh, jax.tree.map(lambda _: spec, data))
 
-    def chunks(self) -> Iterator[tuple]:
-        """The split in pieces for `sums`; all of it at once unless `on_host`."""
-        if self.data is not None:
-            yield self.data
+    def _add_up(self, params: Params, data: tuple) -> Metrics:
+        """The sums of one model over some chunks, leaves ``[N, ...]``."""
+        zeros = zero_sums(self._metrics_fn, params, self._packed, self._batch_size)
+        by_client = jax.tree.map(
+            lambda x: jnp.zeros((self._packed.num_clients, *x.shape), x.dtype), zeros
+        )
+
+        def chunk(params, batches, client):
+            def add(sums, piece):
+                batch, client = piece
+                values = per_example(self._metrics_fn, params, batch)
+                return jax.tree.map(lambda s, v: s.at[client].add(v), sums, values), ()
+
+            sums, _ = lax.scan(add, by_client, (batches, client))
+            return sums if self._mesh is None else lax.psum(sums, "clients")
+
+        if self._mesh is not None:
+            chunk = jax.shard_map(
+                chunk,
+                mesh=self._mesh,
+                in_specs=(Spec(), Spec("clients"), Spec("clients")),
+                out_specs=Spec(),
+                check_vma=False,
+            )
+
+        # Chunk by chunk: adding one by one, a float32 stands still at 2^24.
+        def add_chunk(total, piece):
+            # Or XLA adds the examples to the running totals after all.
+            sums = lax.optimization_barrier(chunk(params, *piece))
+            return jax.tree.map(jnp.add, total, sums), ()
+
+        return lax.scan(add_chunk, by_client, data)[0]
+
+    def _pieces(self) -> Iterator[tuple]:
+        """The split in pieces; all of it at once unless `on_host`."""
+        if self._data is not None:
+            yield self._data
             return
         for chunk in range(self._chunks):
             yield self._ship(chunk, 1)
 
-    def sums(self, params: Params, data: tuple) -> dict[str, Mean]:
-        """Numerators and denominators by client, ``[N]`` each; they add over chunks."""
-
-        def values(params, batches):
-            def one(batch):
-                mask = batch["example_mask"]
-                means = {
-                    k: v if isinstance(v, Mean) else Mean(v, jnp.ones_like(mask))
-                    for k, v in self._metrics_fn(params, batch).items()
-                }
-                return jax.tree.map(
-                    lambda v: jnp.where(mask, v.astype(jnp.float32), 0.0), means
-                )
-
-            return lax.map(one, batches)
-
-        if self._mesh is not None:
-            values = jax.shard_map(
-                values,
-                mesh=self._mesh,
-                in_specs=(Spec(), Spec("clients")),
-                out_specs=Spec("clients"),
-                check_vma=False,
-            )
-        num_clients = self._packed.num_clients
-
-        def chunk(batches, client):
-            by_client = jax.tree.map(
-                lambda x: jax.ops.segment_sum(x.ravel(), client.ravel(), num_clients),
-                values(params, batches),
-            )
-            # Or XLA adds the examples to the running totals after all.
-            return lax.optimization_barrier(by_client)
-
-        # Chunk by chunk: adding one by one, a float32 stands still at 2^24.
-        zeros = jax.tree.map(
-            lambda s: jnp.zeros(s.shape, s.dtype),
-            jax.eval_shape(chunk, *jax.tree.map(lambda x: x[0], data)),
-        )
-        return lax.scan(
-            lambda total, piece: (jax.tree.map(jnp.add, total, chunk(*piece)), None),
-            zeros,
-            data,
-        )[0]
-
-    def __call__(self, params: Params, data: tuple | None = None) -> Evaluation:
-        """Evaluates `params`; traceable when given ``evaluator.data``."""
-        pieces = self.chunks() if data is None else [data]
-        sums = (self.sums(params, piece) for piece in pieces)
-        return _averages(functools.reduce(_add, sums))
+    def __call__(self, params: Params) -> Metrics:
+        """The sums of models ``[S, ...]``: name -> leaves ``[S, N, ...]``."""
+        return functools.reduce(_add, (self._sums(params, x) for x in self._pieces()))
 
 
-def _averages(sums: dict[str, Mean]) -> Evaluation:
-    per_client = metrics_lib.values(sums)
-    counted = {k: m.count > 0 for k, m in sums.items()}
-    return Evaluation(
-        metrics_lib.values(metrics_lib.total(sums)),
-        {k: jnp.mean(v, where=counted[k]) for k, v in per_client.items()},
-        {k: _p10(v, where=counted[k]) for k, v in per_client.items()},
-        per_client,
-    )
-
-
+@jax.jit
 def _add(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, a, b)
 
 
-def _p10(values, where):
-    # A diverged model's NaN must show, so only clients without examples are left out.
-    n = where.sum()
-    ordered = jnp.sort(jnp.where(where, values, jnp.inf))
-    at = 0.1 * (n - 1)
-    low = jnp.floor(at).astype(n.dtype)
-    low, high = ordered[low], ordered[jnp.minimum(low + 1, n - 1)]
-    quantile = low + (high - low) * (at - jnp.floor(at))
-    return jnp.where(jnp.any(jnp.isnan(values) & where), jnp.nan, quantile)
+def per_example(metrics_fn: MetricsFn, params: Params, batch: Batch) -> Metrics:
+    """What each example adds to every metric: summands with leaves ``[B, ...]``.
+
+    Leaves are at least float32, and 0 where an example is masked.
+
+    Raises:
+      ValueError: a metric has not one value per example, or a leaf not one row.
+      TypeError: a metric has a value but no count.
+    """
+    mask = batch["example_mask"]
+
+    def masked(x):
+        return jnp.where(along_rows(mask, x), metrics_lib.wide(x), 0)
+
+    out = {}
+    for name, metric in metrics_fn(params, batch).items():
+        if not hasattr(metric, "value"):
+            metric = Mean(jnp.asarray(metric), jnp.ones_like(mask))
+        elif callable(getattr(metric, "count", len)):  # a tuple's own method
+            raise TypeError(
+                f"metrics_fn must return values with a count for {name!r}, got "
+                f"{type(metric).__name__}."
+            )
+        for x in jax.tree.leaves(metric):
+            shape = jnp.shape(x)
+            if shape[:1] != mask.shape or (isinstance(metric, Mean) and shape[1:]):
+                raise ValueError(
+                    f"metrics_fn must return one value per example, shape "
+                    f"{mask.shape}, got shape {shape} for {name!r}."
+                )
+        out[name] = jax.tree.map(masked, metric)
+    return out
 
 
-def evaluate(metrics_fn: MetricsFn, params: Params, packed: Packed) -> Evaluation:
+def zero_sums(
+    metrics_fn: MetricsFn, params: Params, packed: Packed, batch_size: int
+) -> Metrics:
+    """Sums over no example of `packed`, in the structure of `per_example`."""
+    shapes = jax.eval_shape(
+        functools.partial(per_example, metrics_fn),
+        params,
+        batch_shapes(packed, batch_size),
+    )
+    return jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), shapes)
+
+
+def _averages(sums: Metrics, client_summaries: ClientSummaries) -> Evaluation:
+    per_client = metrics_lib.values(sums)
+    for name, metric in sums.items():
+        if per_client[name].shape != metric.count.shape:
+            raise ValueError(
+                f"metrics_fn must return summands with one value, got shape "
+                f"{per_client[name].shape[1:]} for {name!r}."
+            )
+
+    def summary(f):
+        return {k: f(v, sums[k].count) for k, v in per_client.items()}
+
+    return Evaluation(
+        metrics_lib.values(metrics_lib.total(sums)),
+        summary(metrics_lib.client_mean),
+        summary(metrics_lib.client_p10),
+        per_client,
+        {
+            f"{name}_{suffix}": value
+            for suffix, f in client_summaries.items()
+            for name, value in summary(f).items()
+        },
+    )
+
+
+def compile_averages(
+    mesh: jax.sharding.Mesh | None, client_summaries: ClientSummaries
+) -> Callable[[Metrics], Evaluation]:
+    """``sums -> Evaluation`` of S models: leaves ``[S, N, ...]`` to ``[S, ...]``."""
+    averages = jax.jit(
+        lambda sums: lax.map(lambda s: _averages(s, client_summaries), sums),
+        out_shardings=replicated(mesh),
+    )
+
+    def run(sums):
+        # A NaN here marks a client without examples; those of a model are in the sums.
+        with jax.debug_nans(False):
+            return averages(sums)
+
+    return run
+
+
+def evaluate(
+    metrics_fn: MetricsFn,
+    params: Params,
+    packed: Packed,
+    client_summaries: ClientSummaries | None = None,
+) -> Evaluation:
     """Evaluates one model on one split; compiled once per call."""
-    evaluator = Evaluator(metrics_fn, packed)
-    return jax.jit(evaluator)(params, evaluator.data)
+    sums = Evaluator(metrics_fn, packed)(
+        jax.tree.map(lambda x: jnp.asarray(x)[None], params)
+    )
+    evaluation = compile_averages(None, client_summaries or {})(sums)
+    with jax.debug_nans(False):
+        return jax.tree.map(lambda x: x[0], evaluation)
 
 
 def compile_evaluation(
@@ -216,40 +294,45 @@ def compile_evaluation(
     splits: Sequence[str],
     mesh: jax.sharding.Mesh | None = None,
     on_host: bool = False,
-) -> Callable[[Params], tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    client_summaries: ClientSummaries | None = None,
+) -> Callable[[Params], tuple[Scalars, Scalars]]:
     """Evaluation of S models, leaves ``[S, ...]``, on those of `splits` that there are.
 
     Args:
-      metrics_fn: per-example values.
+      metrics_fn: what to measure.
       data: the population.
       splits: names of splits.
       mesh: devices that share the batches, or None.
       on_host: leave the examples on the host, see `Evaluator`.
+      client_summaries: what to say of every metric besides its mean and 10th percentile
+        over clients; {"gini": metrics.gini} gives "test_accuracy_gini".
 
     Returns:
       ``params -> (scalars, per_client)``: name -> ``[S]`` and name -> ``[S, N]``, with
       names as in "test_accuracy".
     """
     evaluators = {
-        name: Evaluator(metrics_fn, data.splits[name], mesh, on_host=on_host)
-        for name in splits
-        if name in data.splits and data.splits[name].num_examples
+        name: Evaluator(metrics_fn, split, mesh, on_host=on_host)
+        for name, split in filled_splits(data, splits).items()
     }
-    jit = functools.partial(jax.jit, out_shardings=replicated(mesh))
-
-    def over_models(evaluator: Evaluator) -> Callable:
-        return jit(lambda p, piece: lax.map(lambda q: evaluator.sums(q, piece), p))
-
-    sums = {name: over_models(evaluator) for name, evaluator in evaluators.items()}
-    add, averages = jit(_add), jit(lambda sums: lax.map(_averages, sums))
+    averages = compile_averages(mesh, client_summaries or {})
 
     def run(params):
-        scalars, per_client = {}, {}
-        for name, evaluator in evaluators.items():
-            pieces = (sums[name](params, piece) for piece in evaluator.chunks())
-            out = averages(functools.reduce(add, pieces))
-            scalars |= out.named(name)
-            per_client |= {f"{name}_{k}": v for k, v in out.per_client.items()}
-        return jax.tree.map(np.asarray, (scalars, per_client))
+        return named({k: averages(e(params)) for k, e in evaluators.items()})
 
     return run
+
+
+def filled_splits(data: FederatedData, splits: Sequence[str]) -> dict[str, Packed]:
+    """Those of `splits` that hold an example."""
+    found = {name: data.splits[name] for name in splits if name in data.splits}
+    return {name: split for name, split in found.items() if split.num_examples}
+
+
+def named(evaluations: Mapping[str, Evaluation]) -> tuple[Scalars, Scalars]:
+    """Scalars and values per client of evaluations by split, on the host."""
+    scalars, per_client = {}, {}
+    for split, evaluation in evaluations.items():
+        scalars |= evaluation.named(split)
+        per_client |= {f"{split}_{k}": v for k, v in evaluation.per_client.items()}
+    return jax.tree.map(np.asarray, (scalars, per_client))

@@ -39,11 +39,7 @@ def client_memory(model: Model, params: Params, train: Packed, work: LocalWork) 
     Its parameters, gradient, update and delta, and twice what the backward pass of a
     batch keeps: traced, not run.
     """
-    batch = {
-        name: jax.ShapeDtypeStruct((work.batch_size, *x.shape[1:]), x.dtype)
-        for name, x in train.examples.items()
-    }
-    batch |= {"example_mask": jax.ShapeDtypeStruct((work.batch_size,), jnp.bool_)}
+    batch = batch_shapes(train, work.batch_size)
 
     def backward(params, batch):
         def loss(weights):
@@ -54,6 +50,17 @@ def client_memory(model: Model, params: Params, train: Packed, work: LocalWork) 
 
     kept = jax.eval_shape(backward, params, batch)
     return 4 * num_bytes(params) + 2 * num_bytes(kept)
+
+
+def batch_shapes(packed: Packed, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of a batch of `packed` as programs and models see it."""
+    arrays = {k: (x.shape[1:], x.dtype) for k, x in packed.examples.items()}
+    return {
+        name: jax.ShapeDtypeStruct(
+            (batch_size, *shape), jax.dtypes.canonicalize_dtype(dtype)
+        )
+        for name, (shape, dtype) in (arrays | {"example_mask": ((), bool)}).items()
+    }
 
 
 def num_parameters(params: Params) -> int:

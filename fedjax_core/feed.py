@@ -160,16 +160,21 @@ class HostFeed(Feed):
             slot_state=self.slot_state,
             local=True,
         )
-        rows = draft.local_examples()
-        examples = {}
-        for name, array in self.train.examples.items():
-            out = np.zeros(
-                (len(rows), capacity.examples, *array.shape[1:]), array.dtype
-            )
-            for d, index in enumerate(rows):
-                gather(array, index, out[d, : len(index)])
-            examples[name] = out
-        return dataclasses.replace(cohort, examples=examples, sharded_examples=True)
+        return with_local_examples(cohort, draft, self.train, capacity)
+
+
+def with_local_examples(
+    cohort: Cohort, draft: Draft, packed: Packed, capacity: Capacity
+) -> Cohort:
+    """The cohort with the examples of its clients, each device's in its own part."""
+    rows = draft.local_examples()
+    examples = {}
+    for name, array in packed.examples.items():
+        out = np.zeros((len(rows), capacity.examples, *array.shape[1:]), array.dtype)
+        for d, index in enumerate(rows):
+            gather(array, index, out[d, : len(index)])
+        examples[name] = out
+    return dataclasses.replace(cohort, examples=examples, sharded_examples=True)
 
 
 class Prefetch:

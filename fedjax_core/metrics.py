@@ -1,7 +1,13 @@
 """Metrics that add up: averages over padded, ragged batches come out exact.
 
-A metric is a small pytree whose parts add over examples, steps, batches, clients and
-devices; `value` is taken once, at the end.
+A metric is a small pytree, a summand, whose parts add over examples, steps, batches,
+clients and devices; `value` is taken once, at the end, and `count` says how much it
+rests on. A mean is one; calibration errors and areas under ROC curves, which are no
+means over examples, add up by bins.
+
+Client summaries, ``(values, counts) -> []``, describe how a metric is spread over
+clients: `values` ``[N]`` is the metric of each, `counts` ``[N]`` what it rests on, 0
+for a client to leave out. A NaN of any other client makes the summary NaN.
 """
 
 from typing import Any, NamedTuple
@@ -19,8 +25,8 @@ class Mean(NamedTuple):
     @classmethod
     def of(cls, values: jax.Array, mask: jax.Array) -> "Mean":
         """Collects `values` ``[B]`` where `mask` ``[B]`` is True."""
-        values = jnp.where(mask, values.astype(jnp.float32), 0.0)
-        return cls(values.sum(), mask.sum().astype(jnp.float32))
+        values = jnp.where(mask, wide(values), 0.0)
+        return cls(values.sum(), wide(mask).sum())
 
     @classmethod
     def zero(cls) -> "Mean":
@@ -48,9 +54,131 @@ class Sum(NamedTuple):
         return self.total
 
 
+class CalibrationError(NamedTuple):
+    r"""The expected calibration error (ECE), by bins of confidence.
+
+    With :math:`n_b` of :math:`n` examples in bin :math:`b`, the share of them that are
+    right and their mean confidence,
+
+    .. math::
+
+      \mathrm{ECE} = \sum_b \frac{n_b}{n} |\mathrm{acc}_b - \mathrm{conf}_b| .
+
+    Over few examples it is far above 0 even for a calibrated classifier.
+
+    References:
+      Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, eq. 3 and 5.
+    """
+
+    gap: jax.Array  # [..., bins], sum of right minus confidence
+    hits: jax.Array  # [..., bins], examples
+
+    @classmethod
+    def per_example(
+        cls, confidence: jax.Array, correct: jax.Array, bins: int = 15
+    ) -> "CalibrationError":
+        """What each example adds, leaves ``[B, bins]``.
+
+        Args:
+          confidence: ``[B]`` in [0, 1], the probability of the predicted class.
+          correct: ``[B]`` bool or 0 and 1, whether it is the true class.
+          bins: of equal width, closed on the right.
+        """
+        place = jnp.ceil(confidence * bins).astype(jnp.int32) - 1
+        hits = jax.nn.one_hot(jnp.clip(place, 0, bins - 1), bins)
+        return cls(hits * (wide(correct) - wide(confidence))[:, None], hits)
+
+    @property
+    def count(self) -> jax.Array:  # type: ignore[override]
+        """``[...]``, examples."""
+        return self.hits.sum(-1)
+
+    @property
+    def value(self) -> jax.Array:
+        """The error, ``[...]`` in [0, 1]; NaN without an example."""
+        return Mean(jnp.abs(self.gap).sum(-1), self.count).value
+
+
+class MaximumCalibrationError(CalibrationError):
+    """The largest gap of a bin that holds an example (MCE), see `CalibrationError`."""
+
+    @property
+    def value(self) -> jax.Array:
+        """The error, ``[...]`` in [0, 1]; NaN without an example."""
+        gaps = jnp.abs(self.gap) / jnp.maximum(self.hits, 1)
+        return jnp.where(self.count > 0, gaps.max(-1), jnp.nan)
+
+
+class AUROC(NamedTuple):
+    """The area under the ROC curve, averaged over K binary labels.
+
+    For one label it is the chance that a random positive scores above a random
+    negative, ties counting half. Scores in the same bin tie, so it is off by at most
+    half the share of (positive, negative) pairs that do.
+
+    References:
+      Hanley and McNeil, "The Meaning and Use of the Area under a ROC Curve",
+      Radiology 143, 1982.
+    """
+
+    positives: jax.Array  # [..., K, bins]
+    negatives: jax.Array  # [..., K, bins]
+
+    @classmethod
+    def per_example(
+        cls, scores: jax.Array, labels: jax.Array, bins: int = 128
+    ) -> "AUROC":
+        """What each example adds, leaves ``[B, K, bins]``.
+
+        Args:
+          scores: ``[B, K]``, any real numbers, logits say. The bins are of equal width
+            in s / (1 + |s|), which spreads logits better than probabilities.
+          labels: ``[B, K]``, 1 for a positive, 0 for a negative; any other number marks
+            a label that is not known.
+          bins: for each label. A model holds ``2 * K * bins`` numbers per client.
+        """
+        scores = jnp.clip(wide(scores), -1e6, 1e6)
+        place = (scores / (1 + jnp.abs(scores)) + 1) / 2 * bins
+        hits = jax.nn.one_hot(jnp.clip(place.astype(jnp.int32), 0, bins - 1), bins)
+        hits = jnp.where(jnp.isnan(scores)[..., None], jnp.nan, hits)
+        labels = labels[..., None]
+        return cls(jnp.where(labels == 1, hits, 0), jnp.where(labels == 0, hits, 0))
+
+    @property
+    def per_label(self) -> jax.Array:
+        """``[..., K]``; NaN for a label without a positive or without a negative."""
+        lower = jnp.cumsum(self.negatives, -1) - self.negatives
+        wins = (self.positives * (lower + self.negatives / 2)).sum(-1)
+        return wins / jnp.where(self._defined, self._pairs, jnp.nan)
+
+    @property
+    def count(self) -> jax.Array:  # type: ignore[override]
+        """``[...]``, examples with a known label; 0 where no label has an area."""
+        examples = self.positives.sum(-1) + self.negatives.sum(-1)
+        return jnp.where(self._defined, examples, 0).max(-1)
+
+    @property
+    def value(self) -> jax.Array:
+        """The mean over labels that have a positive and a negative, ``[...]``."""
+        return jnp.mean(self.per_label, -1, where=self._defined)
+
+    @property
+    def _pairs(self) -> jax.Array:
+        return self.positives.sum(-1) * self.negatives.sum(-1)
+
+    @property
+    def _defined(self) -> jax.Array:
+        return self._pairs != 0  # a diverged model's NaN must show
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """`x` as floats that sums are kept in, at least float32."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def value(metric: Any) -> jax.Array:
-    """Returns the number that a `Mean`, a `Sum` or a bare array stands for."""
-    return metric.value if isinstance(metric, (Mean, Sum)) else metric
+    """Returns the number that a summand or a bare array stands for."""
+    return getattr(metric, "value", metric)
 
 
 def total(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -61,3 +189,64 @@ def total(metrics: dict[str, Any]) -> dict[str, Any]:
 def values(metrics: dict[str, Any]) -> dict[str, jax.Array]:
     """Applies `value` to every entry."""
     return {name: value(metric) for name, metric in metrics.items()}
+
+
+def client_mean(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """The mean over clients, each weighing the same."""
+    return jnp.mean(values, where=counts != 0)
+
+
+def client_p10(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """The 10th percentile over clients, interpolated."""
+    ordered, n = _ordered(values, counts)
+    at = 0.1 * (n - 1)
+    low = jnp.floor(at).astype(n.dtype)
+    high = jnp.minimum(low + 1, n - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - jnp.floor(at))
+
+
+def gini(values: jax.Array, counts: jax.Array) -> jax.Array:
+    r"""The Gini coefficient over clients, each weighing the same.
+
+    .. math::
+
+      G = \frac{\sum_{ij} |a_i - a_j|}{2 n \sum_i a_i}
+        = \frac{\sum_i (2 i - n - 1) a_{(i)}}{n \sum_i a_i}
+
+    It is 0 where all have the same, (n - 1) / n where one has everything and NaN where
+    nobody has anything. Values are meant to be >= 0.
+    """
+    ordered, n = _ordered(values, counts)
+    rank = jnp.arange(1, len(values) + 1)
+    a = jnp.where(rank <= n, ordered, 0)
+    return ((2 * rank - n - 1) * a).sum() / (n * a.sum())
+
+
+def lowest_decile(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """The mean over the tenth of the clients with the lowest values: accuracy's worst.
+
+    A tenth of n clients are ``max(1, n // 10)``; they weigh by their counts.
+    """
+    there = counts != 0
+    order = jnp.lexsort((values, ~there))
+    tenth = jnp.maximum(1, there.sum() // 10)
+    weights = jnp.where(jnp.arange(len(values)) < tenth, counts[order], 0)
+    mean = jnp.where(weights > 0, values[order] * weights, 0).sum() / weights.sum()
+    return jnp.where(_any_nan(values, counts), jnp.nan, mean)
+
+
+def highest_decile(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """The mean over the tenth with the highest values, see `lowest_decile`."""
+    return -lowest_decile(-values, counts)
+
+
+def _ordered(values: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Ascending values of the clients that count, others behind; and their number."""
+    there = counts != 0
+    ordered = jnp.sort(jnp.where(there, values, jnp.inf))
+    return jnp.where(_any_nan(values, counts), jnp.nan, ordered), there.sum()
+
+
+def _any_nan(values: jax.Array, counts: jax.Array) -> jax.Array:
+    # A diverged model's NaN must show, so only clients without examples are left out.
+    return jnp.any(jnp.isnan(values) & (counts != 0))
