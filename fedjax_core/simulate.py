@@ -17,11 +17,12 @@ from fedjax_core.client_store import HostStore
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.devices import ship
 from fedjax_core.driver import Report, checked_seeds, drive
-from fedjax_core.evaluate import compile_evaluation
+from fedjax_core.evaluate import ClientSummaries, compile_evaluation
 from fedjax_core.execution import choose_execution, num_parameters
 from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed, check_trainable
 from fedjax_core.ids import check_ids
 from fedjax_core.models.model import Model
+from fedjax_core.own_models import compile_own_evaluation
 from fedjax_core.participation import Participation, Uniform
 from fedjax_core.result import Result
 from fedjax_core.rounds import CompiledRounds, initial_state
@@ -41,6 +42,7 @@ def simulate(
     params: Params | None = None,
     eval_every: int | None = None,
     eval_splits: Sequence[str] = ("test",),
+    client_summaries: ClientSummaries | None = None,
     strict: bool = False,
     callbacks: Sequence[Callable[[Report], bool | None]] = (),
     progress: bool = True,
@@ -68,6 +70,8 @@ def simulate(
       eval_every: rounds between evaluations; by default about twenty in all. The last
         round is always evaluated.
       eval_splits: splits of `data` to evaluate on, those that it has.
+      client_summaries: what to say of every metric over clients besides mean and 10th
+        percentile: {"gini": metrics.gini} gives "test_accuracy_gini".
       strict: raise where a client's update is not finite instead of leaving the client
         out of the round.
       callbacks: called with a `Report` after every evaluation, and in between where
@@ -120,7 +124,7 @@ def simulate(
     cohorts = _Cohorts(
         algorithm, data, model, participation, seeds, execution,
         params=params, feed=feed, client_store=client_store, seeds_axis=seeds_axis,
-        eval_splits=eval_splits,
+        eval_splits=eval_splits, client_summaries=client_summaries,
     )  # fmt: skip
 
     # Rounds, evaluations, records.
@@ -134,17 +138,7 @@ def simulate(
         progress=progress,
         run_dir=run_dir,
         resume=resume,
-        config={
-            "algorithm": {
-                "name": algorithm.name,
-                "config": algorithm.config,
-                "parts": algorithm.parts,
-            },
-            "participation": participation,
-            "eval_splits": eval_splits,
-            "data": fingerprint(data),
-            "record": record,
-        },
+        config=_config(algorithm, data, participation, eval_splits, record),
         client_ids=data.client_ids,
         strict=strict,
     )
@@ -177,6 +171,27 @@ def _checked(
     return participation
 
 
+def _config(
+    algorithm: Algorithm,
+    data: FederatedData,
+    participation: Participation,
+    eval_splits: tuple[str, ...],
+    record: Any,
+) -> dict[str, Any]:
+    """What decides the numbers of a run."""
+    return {
+        "algorithm": {
+            "name": algorithm.name,
+            "config": algorithm.config,
+            "parts": algorithm.parts,
+        },
+        "participation": participation,
+        "eval_splits": eval_splits,
+        "data": fingerprint(data),
+        "record": record,
+    }
+
+
 class _Cohorts:
     """Cohorts as a `Machine` that `drive` drives; arguments as in `simulate`."""
 
@@ -194,12 +209,14 @@ class _Cohorts:
         client_store: str,
         seeds_axis: str,
         eval_splits: tuple[str, ...],
+        client_summaries: ClientSummaries | None,
     ):
         if seeds_axis == "auto":
             seeds_axis = "map" if jax.default_backend() == "cpu" else "vmap"
         self._execution = execution
         self._algorithm, self._data, self._model = algorithm, data, model
         self._on_host, self._eval_splits = feed == "host", eval_splits
+        self._client_summaries = client_summaries
         self._run = CompiledRounds(algorithm, seeds, execution, seeds_axis)
         self._device_state, self._store = _initial(
             algorithm, model, params, data, seeds, execution.mesh, client_store
@@ -271,10 +288,15 @@ class _Cohorts:
 
     def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         # Without the rows of clients, which would be cut into those of seeds.
-        state = self._device_state
+        state, rows = self._device_state, ()
         if hasattr(state, "clients"):
+            rows = state.clients if self._store is None else self._store.rows
             state = state._replace(clients=())
-        return self._evaluate(self._served(state))
+        values, per_client = self._evaluate(self._served(state))
+        if self._algorithm.own_models is not None:
+            own, own_per_client = self._evaluate_own(state, rows)
+            return values | own, per_client | own_per_client
+        return values, per_client
 
     @functools.cached_property
     def _served(self) -> Callable[[Any], Params]:
@@ -288,6 +310,21 @@ class _Cohorts:
             self._eval_splits,
             self.execution.mesh,
             on_host=self._on_host,
+            client_summaries=self._client_summaries,
+        )
+
+    @functools.cached_property
+    def _evaluate_own(self) -> Callable:
+        assert self._algorithm.own_models is not None
+        return compile_own_evaluation(
+            self._algorithm.own_models,
+            self._model.metrics,
+            self._data,
+            self._eval_splits,
+            self.execution,
+            on_host=self._on_host,
+            rows_on_host=self._store is not None,
+            client_summaries=self._client_summaries,
         )
 
 

@@ -19,6 +19,7 @@ import pytest
 from fedjax_core import (
     Algorithm,
     Availability,
+    ClientProgram,
     Execution,
     FederatedData,
     Full,
@@ -30,6 +31,8 @@ from fedjax_core import (
     client_mesh,
     clip,
     gaussian_mean,
+    map_clients,
+    mean,
     plan_round,
     simulate,
     top_k,
@@ -1005,3 +1008,65 @@ def test_debugging_without_jit_gives_the_same_run():
         jax.tree.leaves(slow.params), jax.tree.leaves(fast.params), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+class Counted(NamedTuple):
+    params: Any
+    clients: Any
+
+
+def count_rounds() -> Algorithm:
+    """Clients count their rounds; their own model is the server's plus that number."""
+    program = ClientProgram(
+        lambda shared, row, turn: (),
+        lambda shared, carry, batch, turn: carry,
+        lambda shared, carry, row, turn: (jnp.float32(1), row + 1, {}),
+    )
+
+    def round(state, cohort, key):
+        out = map_clients(
+            program, (), cohort, key, reduce=mean(), client_state=state.clients
+        )
+        params = jax.tree.map(lambda p: p + out.update, state.params)
+        return Counted(params, out.client_state), out.metrics
+
+    return Algorithm(
+        name="count_rounds",
+        config=None,
+        work=LocalWork(batch_size=2),
+        init=lambda params, n: Counted(params, jnp.zeros(n)),
+        round=round,
+        own_models=lambda state, row: {
+            "shared": state.params,
+            "own": state.params + row,
+        },
+    )
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+@pytest.mark.parametrize("feed", ["device", "host"])
+def test_clients_own_models_are_evaluated_on_their_own_examples(store, feed):
+    result = run(
+        count_rounds(),
+        model=POINT,
+        participation=Scripted(((0, 2, 4), (2, 5))),
+        seeds=(0, 1),
+        rounds=2,
+        client_store=store,
+        feed=feed,
+        client_summaries={"largest": lambda values, counts: jnp.nanmax(values)},
+    )
+    seen = np.bincount([0, 2, 4, 2, 5], minlength=len(TEST_SIZES))
+    expected = np.where(np.array(TEST_SIZES) > 0, 2 + seen, np.nan)
+    for s in range(2):
+        np.testing.assert_allclose(
+            result.client_metrics["test_own_first"][s], expected, rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            result.client_metrics["test_shared_first"][s],
+            result.client_metrics["test_first"][s],
+            rtol=1e-6,
+        )
+    pooled = np.nansum(expected * TEST_SIZES) / sum(TEST_SIZES)
+    np.testing.assert_allclose(result.final("test_own_first")[0], pooled, rtol=1e-6)
+    assert result.final("test_own_first_largest")[0] == np.nanmax(expected)
