@@ -34,7 +34,7 @@ from fedjax_core.plan import check_work
 from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Exclusion, Result
 from fedjax_core.rounds import CompiledRounds, initial_state
-from fedjax_core.run_dir import RunDir, RunDirError, fingerprint
+from fedjax_core.run_dir import RunDir, fingerprint
 from fedjax_core.types import Algorithm, Execution, Params, PyTree
 
 _LOG = logging.getLogger("fedjax_core")
@@ -189,11 +189,6 @@ def simulate(
             cleanup.callback(recorder.close)
             if resume:
                 state = _restore(recorder, history, state, store)
-            if history.rounds > rounds:
-                raise RunDirError(
-                    f"{run_dir} holds {history.rounds} rounds, more than "
-                    f"rounds={rounds}."
-                )
         if recorder and history.rounds >= rounds:
             return history.result(_whole(state, store), run_dir=recorder.path)
 
@@ -399,11 +394,6 @@ def _snapshot(state: Any, store: HostStore | None) -> PyTree:
 
 def _restore(recorder: RunDir, history: History, state: Any, store: Any) -> Any:
     history.load(recorder)
-    if history.rounds != recorder.round:
-        raise RunDirError(
-            f"{recorder.path} has a checkpoint of round {recorder.round}, but metrics "
-            f"of {history.rounds} rounds before it."
-        )
     if not recorder.round:
         return state
     tree = recorder.restore(_snapshot(state, store))
