@@ -1,6 +1,5 @@
 """Values as JSON, to be recorded with a run and compared when it goes on."""
 
-import copyreg
 import datetime
 import decimal
 import enum
@@ -14,6 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 _ATTRIBUTES = (
@@ -102,7 +102,7 @@ def _sorted(values: Any, where: str) -> list[Any]:
 
 
 def _array(value: Any, where: str) -> Any:
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         parts = {"impl": str(jax.random.key_impl(value))}
         return _tagged(value, where, {**parts, "data": jax.random.key_data(value)})
     if not isinstance(value, (np.ndarray, np.generic)):
@@ -122,12 +122,13 @@ def _object(value: Any, where: str) -> Any:
         ) from None
     if isinstance(saved, str):  # the name of a global
         return saved
-    make, args, state, items, pairs = (*saved, None, None, None)[:5]
-    if make is copyreg.__newobj__:
-        make, args = None, args[1:]
+    make, args, *rest = saved
+    state, items, pairs = [*rest, None, None, None][:3]
+    if getattr(make, "__name__", "") == "__newobj__":  # of copyreg
+        make, *args = args
     parts = {
         "make": None if make is type(value) else make,
-        "args": args or None,
+        "args": list(args) or None,
         "state": state,
         "items": list(items or ()) or None,
         "pairs": list(pairs or ()) or None,

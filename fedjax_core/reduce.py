@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_core import check
+from fedjax_core.arrays import is_known
 from fedjax_core.types import Cohort, Key, PyTree
 
 
@@ -140,7 +141,7 @@ def mean(by: Any = "examples") -> Reduction:
 def _by_name(by: Any) -> str:
     if isinstance(by, str):
         return by
-    if isinstance(by, jax.core.Tracer):
+    if not is_known(by):
         return "mixing weights"
     return f"mixing weights {zlib.crc32(np.asarray(by, np.float32).tobytes()):08x}"
 

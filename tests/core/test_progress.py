@@ -16,9 +16,10 @@ def run(rounds=3, enabled=True, name="loss"):
 
 
 def test_a_log_gets_one_line(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
     run()
-    (line,) = sys.stderr.getvalue().splitlines()
+    (line,) = log.getvalue().splitlines()
     assert "3/3" in line
     assert "2.5 rounds/s" in line
     assert "loss 0.6667" in line  # the mean of 1/3 and 3/3

@@ -1,6 +1,7 @@
 """What a run directory covers comes back as it was, or an error says what is wrong."""
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedjax_core import RunDirError, run_dir
 from fedjax_core.history import History
 from fedjax_core.run_dir import RunDir
 
-SEEDS, NAMES, ROUNDS = (3, 5), ("a", "b", "c"), 6
+SEEDS, NAMES, ROUNDS = (3, 5), ('a,"b"', "two\nlines", " größe "), 6
 CONFIG = {"record": {"rounds": 2, "x": 1}, "algorithm": {"rounds": 3}}
 EVERY = {"evaluation": 2, "checkpoint": 3}
 
@@ -118,6 +119,7 @@ def test_no_flipped_bit_gives_another_result(finished, tmp_path):
     whole, path = finished
     files = [file for file in (path / "checkpoints/6").rglob("*") if file.is_file()]
     assert len(files) >= 10
+    damaged = tmp_path
     for i, file in enumerate(sorted(files)):
         damaged = shutil.copytree(path, tmp_path / f"{i}")
         name = file.relative_to(path)
@@ -276,6 +278,40 @@ def test_a_finished_run_is_read_from_read_only_storage(copy, finished, read_only
     assert before == {p: p.stat().st_mtime_ns for p in copy.rglob("*")}
     with pytest.raises(RunDirError, match="can't be written to: Read-only file system"):
         drive(copy, rounds=7, stop=7)
+
+
+# ---- what is there ----
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
+    table = tmp_path / "metrics.csv"
+    table.write_text("round,loss\n1,0.5\n")
+    with pytest.raises(RunDirError, match="no run directory"):
+        drive(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
+    assert table.read_text() == "round,loss\n1,0.5\n"
+
+
+def test_a_directory_is_not_overwritten(copy):
+    with pytest.raises(RunDirError, match="not empty; pass resume=True"):
+        RunDir(copy, {"rounds": ROUNDS} | CONFIG, resume=False)
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path):
+    first = RunDir(tmp_path, CONFIG, resume=False)
+    with pytest.raises(RunDirError, match="in use"):
+        RunDir(tmp_path, CONFIG, resume=True)
+    first.close()
+    RunDir(tmp_path, CONFIG, resume=True).close()
+
+
+def test_versions_are_noted_where_they_change(copy):
+    path = copy / "versions.json"
+    path.write_text(path.read_text().replace(jax.__version__, "0.0.1"))
+    for _ in range(2):
+        drive(copy)
+    first, second = json.loads(path.read_text())
+    assert (first["jax"], second["jax"]) == ("0.0.1", jax.__version__)
 
 
 # ---- what is compared ----
