@@ -4,6 +4,7 @@ Run as a script, this file is the process that gets killed.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -69,7 +70,6 @@ def make_data(sizes=SIZES, seed=0, **kwargs):
 
 
 def moments_and_residuals():
-    """Adam's moments on the server, what was not sent on every client."""
     return fedavg.make(
         fedavg.Config(client_lr=0.05, batch_size=2),
         MODEL.loss,
@@ -133,30 +133,47 @@ def assert_same_tables(a: Path, b: Path):
 # ---- stopped and resumed ----
 
 
-@pytest.mark.parametrize(
-    ("make", "store", "seeds"),
-    [(moments_and_residuals, "device", [3, 5]), (controls, "host", [3, 5])],
-)
-def test_a_stopped_run_goes_on_to_the_same_bits(make, store, seeds, tmp_path):
-    options = {"seeds": seeds, "client_store": store}
-    whole = run(make(), run_dir=tmp_path / "whole", **options)
-    stopped = run(make(), run_dir=tmp_path / "cut", callbacks=stop_at(7), **options)
+RUNS = {
+    # Adam's moments on the server, what was not sent on every client.
+    "device": (moments_and_residuals, {"seeds": [3, 5]}),
+    "host": (controls, {"seeds": [3, 5], "client_store": "host"}),
+}
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory):
+    """The uninterrupted runs of `RUNS`, made when first asked for."""
+    folder = tmp_path_factory.mktemp("wholes")
+
+    @functools.cache
+    def whole(name):
+        make, options = RUNS[name]
+        return run(make(), run_dir=folder / name, **options)
+
+    return whole
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_stopped_run_goes_on_to_the_same_bits(name, wholes, tmp_path):
+    (make, options), whole = RUNS[name], wholes(name)
+    cut = tmp_path / "cut"
+    stopped = run(make(), run_dir=cut, callbacks=stop_at(7), **options)
     assert stopped.rounds == 7
-    resumed = run(make(), run_dir=tmp_path / "cut", resume=True, **options)
+    resumed = run(make(), run_dir=cut, resume=True, **options)
     assert_same(resumed, whole)
-    assert_same_tables(tmp_path / "cut", tmp_path / "whole")
+    assert_same_tables(cut, whole.run_dir)
     assert resumed.timed_rounds == 13
     states = [np.any(x) for x in jax.tree.leaves(resumed.state.clients)]
     assert states
     assert all(states)
 
     # Resuming what is finished runs nothing, and leaves what is there as it is.
-    files = {p: p.stat().st_mtime_ns for p in (tmp_path / "cut").glob("*.npz")}
-    finished = run(make(), run_dir=tmp_path / "cut", resume=True, **options)
+    files = {p: p.stat().st_mtime_ns for p in cut.glob("*.npz")}
+    finished = run(make(), run_dir=cut, resume=True, **options)
     assert finished.compilations == 0
     assert finished.seconds == 0
     assert_same(finished, whole)
-    assert_same_tables(tmp_path / "cut", tmp_path / "whole")
+    assert_same_tables(cut, whole.run_dir)
     assert files == {p: p.stat().st_mtime_ns for p in files}
 
 
@@ -267,20 +284,18 @@ def victim(target: Path) -> None:
             threading.Thread(target=die_in_checkpoint, daemon=True).start()
             time.sleep(0.05)
 
-    run(controls(), run_dir=target, callbacks=[callback], **KILLED)
+    make, options = RUNS["host"]
+    run(make(), run_dir=target, callbacks=[callback], checkpoint_every=4, **options)
 
 
-KILLED = {"client_store": "host", "checkpoint_every": 4}
-
-
-def test_sigkill_is_survived(tmp_path):
+def test_sigkill_is_survived(wholes, tmp_path):
     target = tmp_path / "cut"
     command = [sys.executable, __file__, str(target)]
     done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    whole = run(controls(), run_dir=tmp_path / "whole", **KILLED)
-    assert_same(run(controls(), run_dir=target, resume=True, **KILLED), whole)
-    assert_same_tables(target, tmp_path / "whole")
+    (make, options), whole = RUNS["host"], wholes("host")
+    assert_same(run(make(), run_dir=target, resume=True, **options), whole)
+    assert_same_tables(target, whole.run_dir)
 
 
 # ---- what is not resumed ----
@@ -341,11 +356,21 @@ def noisy(**parts):
     return fedavg.make(fedavg.Config(batch_size=3), MODEL.loss, **parts)
 
 
+@dataclasses.dataclass(frozen=True)
+class Never(Poisson):
+    """Ends a run as soon as it has recorded what it is."""
+
+    def draw(self, seed, round, num_clients):
+        raise InterruptedError
+
+
 @pytest.fixture(scope="module")
 def noisy_run(tmp_path_factory):
-    target = tmp_path_factory.mktemp("noisy") / "run"
-    run(noisy(), rounds=1, run_dir=target)
-    return target
+    options = {"run_dir": tmp_path_factory.mktemp("noisy") / "run", "resume": True}
+    options["participation"] = Never(rate=0.5)
+    with pytest.raises(InterruptedError):
+        run(noisy(), **options)
+    return options
 
 
 @pytest.mark.parametrize(
@@ -359,7 +384,9 @@ def noisy_run(tmp_path_factory):
 )
 def test_another_transform_reduction_or_optimizer_is_refused(other, noisy_run):
     with pytest.raises(RunDirError, match=r"algorithm\.parts"):
-        run(noisy(**other), rounds=2, run_dir=noisy_run, resume=True)
+        run(noisy(**other), **noisy_run)
+    with pytest.raises(InterruptedError):
+        run(noisy(), **noisy_run)
 
 
 def test_what_has_no_value_to_record_is_refused_at_the_start(tmp_path):
