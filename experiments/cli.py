@@ -4,6 +4,7 @@ import argparse
 import difflib
 import importlib
 import importlib.metadata
+import io
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,10 @@ EXPERIMENTS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        # A sign that the output's encoding lacks must not end a run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     parser = argparse.ArgumentParser(
         prog="fedjax-core", description="Federated-learning simulation in JAX."
     )

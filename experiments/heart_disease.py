@@ -96,7 +96,8 @@ def _train(
         seeds=range(experiment.num_seeds),
         run_dir=experiment.out / name,
         resume=True,
-        record=experiment,
+        # Folders may be moved.
+        record=vars(experiment) | {"path": None, "out": None},
     )
 
 

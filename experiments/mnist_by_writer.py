@@ -103,7 +103,8 @@ def run(experiment: Experiment) -> tuple[Result, dict[str, Accuracies]]:
         seeds=range(experiment.num_seeds),
         run_dir=experiment.out,
         resume=True,
-        record=experiment,
+        # Folders may be moved.
+        record=vars(experiment) | {"path": None, "out": None},
     )
     params = jax.tree.map(np.asarray, result.params)
     _, of_new = compile_evaluation(model.metrics, new, ("test",))(params)

@@ -75,7 +75,7 @@ def run(experiment: Experiment) -> Result:
         seeds=range(experiment.num_seeds),
         run_dir=experiment.out,
         resume=True,
-        record=experiment,
+        record=vars(experiment) | {"out": None},  # the folder may be moved
     )
 
 

@@ -120,7 +120,8 @@ def run(experiment: Experiment, data: FederatedData) -> Result:
         eval_every=experiment.eval_every,
         run_dir=experiment.out,
         resume=True,
-        record=experiment,
+        # Folders may be moved.
+        record=vars(experiment) | {"path": None, "out": None},
     )
 
 

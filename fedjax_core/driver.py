@@ -16,7 +16,7 @@ from fedjax_core import check
 from fedjax_core.history import History
 from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Exclusion, Result
-from fedjax_core.run_dir import RunDir, RunDirError
+from fedjax_core.run_dir import RunDir
 from fedjax_core.types import PyTree
 
 _LOG = logging.getLogger("fedjax_core")
@@ -153,7 +153,9 @@ def drive(
             recorder = RunDir(run_dir, config, resume)
             cleanup.callback(recorder.close)
             if resume:
-                _load(recorder, history, machine, rounds)
+                history.load(recorder)
+                if recorder.round:
+                    machine.restore(recorder.restore(machine.snapshot()))
         started = history.rounds
 
         def result() -> Result:
@@ -231,22 +233,6 @@ class _Clock:
 def _check_callbacks(callbacks: Any) -> None:
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}.")
-
-
-def _load(recorder: RunDir, history: History, machine: Machine, rounds: int) -> None:
-    """Takes up what the directory holds."""
-    history.load(recorder)
-    if history.rounds != recorder.round:
-        raise RunDirError(
-            f"{recorder.path} has a checkpoint of round {recorder.round}, but metrics "
-            f"of {history.rounds} rounds before it."
-        )
-    if history.rounds > rounds:
-        raise RunDirError(
-            f"{recorder.path} holds {history.rounds} rounds, more than rounds={rounds}."
-        )
-    if recorder.round:
-        machine.restore(recorder.restore(machine.snapshot()))
 
 
 def _spans(

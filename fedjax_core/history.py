@@ -60,7 +60,7 @@ class History:
         self.excluded: list[Exclusion] = []
         self.client_metrics: dict[str, np.ndarray] = {}
         self._train, self._evaluations = _Table(self.seeds), _Table(self.seeds)
-        self._excluded_saved = 0
+        self._excluded_saved = self._evaluations_saved = 0
 
     @property
     def rounds(self) -> int:
@@ -117,7 +117,9 @@ class History:
         new = self.excluded[self._excluded_saved :]
         run_dir.append("excluded", [e._asdict() for e in new])
         self._excluded_saved = len(self.excluded)
-        run_dir.write_arrays("client_metrics", self.client_metrics)
+        if self._evaluations_saved < len(self._evaluations.rounds):
+            run_dir.write_arrays("client_metrics", self.client_metrics)
+        self._evaluations_saved = len(self._evaluations.rounds)
 
     def load(self, run_dir: RunDir) -> None:
         """Reads back what `run_dir` recorded up to its latest checkpoint."""
@@ -129,8 +131,8 @@ class History:
             )
             for row in run_dir.rewind("excluded")
         ]
-        if self._evaluations.rounds:
-            self.client_metrics = run_dir.read_arrays("client_metrics")
+        self.client_metrics = run_dir.read_arrays("client_metrics")
+        self._evaluations_saved = len(self._evaluations.rounds)
         self._excluded_saved = len(self.excluded)
 
     def result(self, state: Any, **extra: Any) -> Result:

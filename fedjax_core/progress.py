@@ -1,5 +1,8 @@
 """A progress bar with rounds per second and the metrics of the moment."""
 
+import contextlib
+import io
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +16,20 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+_SECONDS = 0.1  # between two pictures of the bar
+
 
 class RoundsBar:
-    """Context manager; `update` moves the bar to a round and shows metrics."""
+    """Context manager; `update` moves the bar to a round and shows metrics.
+
+    Nothing that goes wrong in showing it (a closed pipe, a sign that the encoding of
+    the output lacks) reaches the run.
+    """
 
     def __init__(self, start: int, rounds: int, enabled: bool):
+        # Results may be piped from stdout, whose encoding may lack the bar's signs.
+        console = Console(stderr=True, force_jupyter=False)
+        self._cell = _Cell() if enabled and Console().is_jupyter else None
         self._bar = Progress(
             TextColumn("rounds"),
             BarColumn(bar_width=24),
@@ -25,14 +37,15 @@ class RoundsBar:
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[metrics]}"),
-            # Results may be piped from stdout, whose encoding may lack the bar's signs.
-            console=Console(stderr=True),
-            disable=not enabled,
+            console=console,
+            auto_refresh=False,  # a thread's error could not be caught here
+            disable=not enabled or self._cell is not None,
         )
         self._task = self._bar.add_task(
             "rounds", completed=start, total=rounds, speed="compiling", metrics=""
         )
         self._shown: dict[str, float] = {}
+        self._next = 0.0
 
     def update(
         self, round: int, rounds_per_second: float, metrics: Mapping[str, Any]
@@ -42,10 +55,46 @@ class RoundsBar:
         text = "  ".join(f"{k} {v:.4g}" for k, v in self._shown.items())
         speed = f"{rounds_per_second:.3g} rounds/s" if rounds_per_second > 0 else ""
         self._bar.update(self._task, completed=round, speed=speed, metrics=text)
+        if time.monotonic() >= self._next:
+            self._draw()
+
+    def _draw(self) -> None:
+        with _harmless():
+            self._bar.refresh()
+            if self._cell:
+                self._cell.show(self._bar)
+        self._next = time.monotonic() + _SECONDS
 
     def __enter__(self) -> "RoundsBar":
-        self._bar.start()
+        with _harmless():
+            self._bar.start()
+        self._draw()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        self._draw()
+        with _harmless():
+            self._bar.stop()
+
+
+class _Cell:
+    """One output of a notebook, replaced in place; needs no widgets."""
+
+    def __init__(self):
+        from IPython.display import display
+
+        self._display, self._handle = display, None
+
+    def show(self, bar: Progress) -> None:
+        out = io.StringIO()
+        console = Console(file=out, force_jupyter=False, width=100, color_system=None)
+        console.print(bar.get_renderable())
+        picture = {"text/plain": out.getvalue().rstrip()}
+        if self._handle is None:
+            self._handle = self._display(picture, raw=True, display_id=True)
+        else:
+            self._handle.update(picture, raw=True)
+
+
+def _harmless() -> contextlib.AbstractContextManager[None]:
+    return contextlib.suppress(OSError, ValueError)  # UnicodeEncodeError is one

@@ -8,24 +8,28 @@
   evaluations.csv  one row per evaluated round and seed
   excluded.csv     one row per client and round whose update was not finite
   client_metrics.npz  the latest evaluation per client, [S, N] each
-  checkpoints/     the algorithm's state (orbax)
+  checkpoints/     the algorithm's state and what the tables held (orbax)
 
 Files are replaced atomically or appended to before the checkpoint that covers them, so
-a kill at any moment leaves a directory that can be resumed.
+a kill at any moment leaves a directory that can be resumed. A checkpoint records the
+checksums of everything it covers, so nothing that changed since is taken for a result.
 """
 
 import contextlib
 import csv
-import dataclasses
+import errno
+import hashlib
 import importlib.metadata
 import io
 import json
+import logging
 import os
 import platform
+import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -33,26 +37,20 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from fedjax_core.data.packed import FederatedData
+from fedjax_core.record import difference, to_json
 from fedjax_core.types import PyTree
 
-
-def to_json(value: Any) -> Any:
-    """Plain JSON values for configs: dataclasses by field, arrays as lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)
-        }
-        return {"type": type(value).__qualname__, **fields}
-    if isinstance(value, dict):
-        return {str(k): to_json(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json(v) for v in value]
-    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        return np.asarray(value).tolist()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    # A function has no value to record; its name at least tells which one it was.
-    return getattr(value, "__qualname__", type(value).__qualname__)
+# Global settings that change what the same program computes.
+_SETTINGS = (
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+)
+_GO_ON = "once that is mended, resume=True goes on from the last checkpoint."
+_COVERED = "covered.json"  # the last file of a checkpoint, which completes it
+T = TypeVar("T")
 
 
 def versions() -> dict[str, str]:
@@ -95,43 +93,53 @@ class RunDirError(ValueError):
 class RunDir:
     """Opens or creates a run directory.
 
+    A directory that can't be written to is opened all the same where it has a
+    checkpoint to read.
+
     Args:
       path: the directory.
-      config: what decides the numbers, see `to_json`. An entry named "rounds" may
+      config: what decides the numbers, see `fedjax_core.record.to_json`; recorded with
+        the global settings of jax that do. "rounds", and "rounds" in "record", may
         differ from one run to the next.
       resume: continue what is there; without it the directory must be new or empty.
 
     Raises:
       RunDirError: the directory holds something and `resume` is False, it was written
         with another config (the message names the first difference), it is no run
-        directory, or another process is running in it.
+        directory, lacks something or is damaged, it holds more rounds than the config,
+        or another process is running in it.
+      TypeError: `config` holds something that has no value to record.
     """
 
     def __init__(self, path: str | os.PathLike, config: dict[str, Any], resume: bool):
         self.path = Path(path).absolute()
-        self._writes = jax.process_index() == 0
-        config = json.loads(json.dumps(to_json(config)))
+        self._saved = self.path / "checkpoints"
+        settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+        config = json.loads(json.dumps({**to_json(config), "settings": settings}))
         self._check(config, resume)
-        if jax.process_count() > 1:  # everyone has looked before someone writes
-            multihost_utils.sync_global_devices("run_dir")
+        _meet("everyone has looked before someone writes")
         with contextlib.ExitStack() as undo:
+            finished = 0 < config.get("rounds", 0) <= self.round
+            self._writes = jax.process_index() == 0 and self._lock(undo, finished)
             if self._writes:
-                self.path.mkdir(parents=True, exist_ok=True)
-                undo.enter_context(_locked(self.path / ".lock"))
-                text = json.dumps(config, indent=2) + "\n"
-                _replace(self.path / "config.json", text)
+                _replace(self.path / "config.json", _json_bytes(config))
                 self._note_versions()
-            self._checkpoints = ocp.CheckpointManager(
-                self.path / "checkpoints",
-                options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
-            )
+                for folder in self._saved.glob("[0-9]*"):
+                    if not (folder / _COVERED).exists():  # left by a kill
+                        shutil.rmtree(folder)
+            _meet("what a kill left is gone")
+            options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
+            with _quiet():
+                self._checkpoints = ocp.CheckpointManager(self._saved, options=options)
             undo.callback(self._checkpoints.close)
+            self._tables: dict[str, tuple[int, int]] = {}
+            self._arrays = self._whole(self._read_arrays) if self.round else {}
             self._close = undo.pop_all().close
 
     def _check(self, config: dict[str, Any], resume: bool) -> None:
         """Raises RunDirError unless what is there is nothing, or this run's."""
         ours = (".lock", "config.json.tmp")  # left by a kill before anything else
-        names = [p.name for p in self.path.iterdir()] if self.path.exists() else []
+        names = os.listdir(self.path) if self.path.exists() else []
         if not [name for name in names if name not in ours]:
             return
         if "config.json" not in names:
@@ -144,81 +152,201 @@ class RunDir:
                 f"{self.path} is not empty; pass resume=True to continue it, or name a "
                 f"new directory."
             )
+        old = _read_json(self.path / "config.json", dict, "put it back from a copy")
+        found = difference(_decisive(old), _decisive(config))
+        if found:
+            where, was, now = found
+            raise RunDirError(
+                f"{self.path} was written with {where} = {_short(repr(was))}, got "
+                f"{_short(repr(now))}; resume with the same settings or name a new "
+                f"directory."
+            )
+        if self.round > config.get("rounds", self.round):
+            raise RunDirError(
+                f"{self.path} holds {self.round} rounds, more than "
+                f"rounds={config['rounds']}."
+            )
+        if "checkpoints" not in names and any(name.endswith(".csv") for name in names):
+            raise RunDirError(
+                f"{self._saved} is missing; put it back from a copy or name a new "
+                f"directory."
+            )
+
+    def _lock(self, undo: contextlib.ExitStack, finished: bool) -> bool:
+        """Takes the lock; False where nothing can be written, nor has to be."""
         try:
-            old = json.loads((self.path / "config.json").read_text())
-        except ValueError as error:
-            raise RunDirError(f"{self.path}/config.json is not JSON: {error}") from None
-        _check_same(self.path, old, config)
+            self.path.mkdir(parents=True, exist_ok=True)
+            undo.enter_context(_locked(self.path / ".lock"))
+        except OSError as error:
+            if finished and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                return False
+            raise RunDirError(
+                f"{self.path}: it can't be written to: {error.strerror}; make it "
+                f"writable, or copy it to where it is."
+            ) from None
+        return True
 
     def _note_versions(self) -> None:
         """Adds today's versions to versions.json where they differ from the last."""
         path, now = self.path / "versions.json", versions()
-        noted = json.loads(path.read_text()) if path.exists() else []
+        noted = _read_json(path, list, "remove it") if path.exists() else []
         if not noted or noted[-1] != now:
-            _replace(path, json.dumps([*noted, now], indent=2) + "\n")
+            _replace(path, _json_bytes([*noted, now]))
+
+    def _rounds(self) -> list[int]:
+        """Rounds of the complete checkpoints, the latest last."""
+        return sorted(int(p.parent.name) for p in self._saved.glob(f"*/{_COVERED}"))
 
     @property
     def round(self) -> int:
         """Rounds that the latest checkpoint covers; 0 without one."""
-        return self._checkpoints.latest_step() or 0
+        return max(self._rounds(), default=0)
 
     def restore(self, like: PyTree) -> PyTree:
-        """The latest checkpoint, as arrays like those of `like`."""
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        try:
-            return self._checkpoints.restore(
-                self.round, args=ocp.args.StandardRestore(abstract)
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunDirError(
-                f"the checkpoint in {self.path} holds the state of another model, "
-                f"algorithm or client_store: {str(error).splitlines()[0]}"
-            ) from error
+        """The latest checkpoint, as arrays like those of `like`.
+
+        Raises:
+          RunDirError: it holds a state of other shapes or dtypes, or it is damaged; the
+            message says how to go on from an earlier one that is not.
+        """
+        return self._whole(lambda round: self._read_state(round, like))
 
     def save(self, round: int, tree: PyTree) -> None:
         """Writes a checkpoint after `round` rounds and waits until it is complete."""
-        self._checkpoints.save(round, args=ocp.args.StandardSave(tree))
-        self._checkpoints.wait_until_finished()
+        folder = self._saved / str(round)
+        try:
+            with _quiet():
+                self._checkpoints.save(round, args=ocp.args.StandardSave(tree))
+                self._checkpoints.wait_until_finished()
+        except Exception as error:  # orbax passes on whatever its storage raises
+            raise RunDirError(
+                f"{folder} can't be written: {_first_line(error)}; {_GO_ON}"
+            ) from None
+        if self._writes:
+            for name, content in self._arrays.items():
+                _write(folder / f"{name}.npz", "wb", content)
+            files = [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
+            covered = {
+                "tables": self._tables,
+                "layout": _layout(tree),
+                "files": {p.as_posix(): _digest(folder / p) for p in sorted(files)},
+            }
+            whole = {"crc32": _crc_of_json(covered), **covered}
+            _replace(folder / _COVERED, _json_bytes(whole))
+        _meet("the checkpoint is complete")
 
     def append(self, table: str, rows: list[dict[str, Any]]) -> None:
         """Adds rows, all with the same columns and with a "round", to a table."""
-        if self._writes and rows:
-            path = self.path / f"{table}.csv"
-            if not path.exists():
-                _replace(path, _csv_text([], rows[0]))
-            _append(path, _csv_text(rows))
+        if rows:
+            size, crc = self._tables.get(table, (0, 0))
+            content = _csv_text(rows, header=not size).encode()
+            self._tables[table] = size + len(content), zlib.crc32(content, crc)
+            if self._writes:
+                _write(self.path / f"{table}.csv", "ab", content)
 
     def rewind(self, table: str) -> list[dict[str, str]]:
-        """Drops what the latest checkpoint does not cover and returns the rest."""
+        """Drops what the latest checkpoint does not cover and returns the rest.
+
+        Raises:
+          RunDirError: something that it covers is missing or not what was written.
+        """
         path = self.path / f"{table}.csv"
-        if not path.exists():
-            return []
-        reader = csv.DictReader(io.StringIO(path.read_bytes().decode(), newline=""))
-        # A torn last line belongs to a round after the checkpoint, but of its number
-        # the first digits may be all that is left: then it lacks values.
-        rows = [
-            row
-            for row in reader
-            if None not in row.values() and _covered(row["round"], self.round)
-        ]
-        if self._writes:
-            _replace(path, _csv_text(rows, reader.fieldnames))
-        return rows
+        content = self._whole(lambda round: self._read_table(round, path))
+        self._tables[table] = len(content), zlib.crc32(content)
+        if self._writes and path.exists():
+            if not content:
+                path.unlink()
+            elif path.stat().st_size > len(content):
+                _replace(path, content)
+        return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        """Replaces ``name.npz``."""
-        if self._writes and arrays:
-            out = io.BytesIO()
-            np.savez(out, **arrays)  # type: ignore[arg-type]
-            _replace(self.path / f"{name}.npz", out.getvalue())
+        """Replaces ``name.npz``; the next checkpoint covers it."""
+        out = io.BytesIO()
+        np.savez(out, **arrays)  # type: ignore[arg-type]
+        self._arrays[name] = out.getvalue()
+        self._put_arrays(name)
 
     def read_arrays(self, name: str) -> dict[str, np.ndarray]:
-        """What `write_arrays` wrote last, or nothing."""
-        path = self.path / f"{name}.npz"
-        if not path.exists():
+        """What ``name.npz`` held at the latest checkpoint, and puts that back there."""
+        self._put_arrays(name)
+        if name not in self._arrays:
             return {}
-        with np.load(path) as arrays:
+        with np.load(io.BytesIO(self._arrays[name])) as arrays:
             return dict(arrays)
+
+    def _put_arrays(self, name: str) -> None:
+        path, content = self.path / f"{name}.npz", self._arrays.get(name)
+        if not self._writes:
+            return
+        if content is None:
+            path.unlink(missing_ok=True)
+        elif not path.exists() or path.read_bytes() != content:
+            _replace(path, content)
+
+    def _whole(self, read: Callable[[int], T]) -> T:
+        """What `read` finds at the latest checkpoint, or an error with a remedy."""
+        *earlier, latest = self._rounds() or [0]
+        try:
+            return read(latest)
+        except _Damaged as error:
+            damage = str(error)
+        remedy = "put it back from a copy or name a new directory"
+        for round in earlier:
+            with contextlib.suppress(_Damaged):
+                read(round)
+                remedy = (
+                    f"remove {self._saved / str(latest)} to go on from round {round}, "
+                    f"whose checkpoint is whole"
+                )
+        raise RunDirError(f"{damage}; {remedy}.")
+
+    def _read_covered(self, round: int) -> dict[str, dict[str, Any]]:
+        """What a checkpoint covers: tables, layout of the state, its own files."""
+        if not round:
+            return {"tables": {}}
+        path = self._saved / str(round) / _COVERED
+        with _damage(path):
+            covered = json.loads(path.read_bytes())
+            if covered.pop("crc32") != _crc_of_json(covered):
+                raise ValueError("it is not what was saved")
+        return covered
+
+    def _read_table(self, round: int, path: Path) -> bytes:
+        size, crc = self._read_covered(round)["tables"].get(path.stem, (0, 0))
+        with _damage(path):
+            content = path.read_bytes()[:size] if size else b""
+        if zlib.crc32(content) != crc:
+            what = "lacks rows" if len(content) < size else "has other rows than those"
+            raise _Damaged(f"{path} {what} that the checkpoint of round {round} covers")
+        return content
+
+    def _read_arrays(self, round: int) -> dict[str, bytes]:
+        files = self._intact(round, "*.npz")
+        return {path.stem: path.read_bytes() for path in files}
+
+    def _read_state(self, round: int, like: PyTree) -> PyTree:
+        found = difference(self._read_covered(round)["layout"], _layout(like))
+        if found:
+            name, was, now = found
+            raise RunDirError(
+                f"the checkpoint in {self.path} holds the state of another model, "
+                f"algorithm or client_store: {name} is {was}, got {now}."
+            )
+        self._intact(round, "*")
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        return self._checkpoints.restore(round, args=ocp.args.StandardRestore(abstract))
+
+    def _intact(self, round: int, pattern: str) -> list[Path]:
+        """The files of a checkpoint that match, after a look at their contents."""
+        out = []
+        for name, digest in self._read_covered(round)["files"].items():
+            if Path(name).match(pattern):
+                out.append(self._saved / str(round) / name)
+                with _damage(out[-1]):
+                    if _digest(out[-1]) != digest:
+                        raise ValueError("it is not what was saved")
+        return out
 
     def close(self) -> None:
         """Releases the checkpoint manager and the lock."""
@@ -240,44 +368,109 @@ def _locked(path: Path) -> Any:
     return file
 
 
-def _check_same(path: Any, old: Any, new: Any, where: str = "") -> None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in {**old, **new}:
-            if name != "rounds":
-                inside = f"{where}.{name}".lstrip(".")
-                _check_same(path, old.get(name), new.get(name), inside)
-    elif old != new:
-        raise RunDirError(
-            f"{path} was written with {where} = {old!r}, got {new!r}; resume with the "
-            f"same settings or name a new directory."
-        )
+def _meet(where: str) -> None:
+    """Waits for the other processes."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(where)
 
 
-def _covered(text: str | None, last: int) -> bool:
-    return bool(text) and text.isdigit() and int(text) <= last
+def _decisive(config: dict[str, Any]) -> dict[str, Any]:
+    """Without what may differ from one run to the next."""
+    kept = {k: v for k, v in config.items() if k != "rounds"}
+    if isinstance(kept.get("record"), dict):
+        kept["record"] = {k: v for k, v in kept["record"].items() if k != "rounds"}
+    return kept
 
 
-def _csv_text(rows: list[dict[str, Any]], header: Iterable[str] | None = None) -> str:
+def _json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _read_json(path: Path, kind: type[T], remedy: str) -> T:
+    try:
+        value = json.loads(path.read_bytes())
+        if isinstance(value, kind):
+            return value
+        reason = f"it holds no {kind.__name__}"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    raise RunDirError(f"{path} is not JSON of a run: {reason}; {remedy}.")
+
+
+class _Damaged(Exception):
+    """Something is not what was written; the message says what."""
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Blames whatever goes wrong inside on the contents of `path`."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise _Damaged(f"{path} is damaged: {_first_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what orbax logs of an error before it raises it, and of damage."""
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _first_line(error: Exception) -> str:
+    return _short((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
+
+
+def _layout(tree: PyTree) -> dict[str, str]:
+    """Dtype and shape of every leaf, by its path."""
+
+    def layout(leaf: Any) -> str:
+        leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        return f"{leaf.dtype}{list(leaf.shape)}"
+
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): layout(leaf) for path, leaf in leaves}
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _crc_of_json(value: Any) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def _csv_text(rows: list[dict[str, Any]], header: bool) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(header or rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     if header:
         writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
 
 
-def _replace(path: Path, content: str | bytes) -> None:
+def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     _write(temporary, "wb", content)
     os.replace(temporary, path)
 
 
-def _append(path: Path, text: str) -> None:
-    _write(path, "ab", text)
-
-
-def _write(path: Path, mode: str, content: str | bytes) -> None:
-    with open(path, mode) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: Path, mode: str, content: bytes) -> None:
+    try:
+        with open(path, mode) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RunDirError(
+            f"{path} can't be written: {error.strerror}; {_GO_ON}"
+        ) from None

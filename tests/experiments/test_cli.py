@@ -1,8 +1,12 @@
 """The command line: what a new user types, right and wrong."""
 
+import io
 import json
+import sys
 
 import pytest
+import rich.console
+import rich.table
 
 from fedjax_core.experiments import cli, quickstart
 
@@ -22,6 +26,19 @@ def test_every_experiment_keeps_the_protocol(name):
     module = __import__(f"fedjax_core.experiments.{name}", fromlist=["main"])
     assert {"default", "smoke"} <= set(module.PRESETS)
     assert all(isinstance(p, module.Experiment) for p in module.PRESETS.values())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp932", "gbk", "cp1251"])
+def test_a_sign_that_the_output_lacks_does_not_end_a_run(encoding, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    monkeypatch.setattr(sys, "stdout", out)
+    table = rich.table.Table("°C²", "größe", "λ₂ ≤ é 字")
+    table.add_row("25 °C²", "½", "—")
+    main = lambda _: rich.console.Console().print(table)  # noqa: E731
+    monkeypatch.setattr(quickstart, "main", main)
+    assert run("quickstart", "--devices", "8") == 0
+    out.flush()
+    assert "25 " in out.buffer.getvalue().decode(encoding)
 
 
 def test_an_unknown_name_suggests_the_nearest(capsys):
