@@ -50,11 +50,7 @@ class Packed:
     offsets: np.ndarray
 
     def __post_init__(self):
-        # Only what is not an array yet is converted: np.asarray would strip np.memmap.
-        examples = {
-            name: value if isinstance(value, np.ndarray) else np.asarray(value)
-            for name, value in self.examples.items()
-        }
+        examples = {name: as_array(name, x) for name, x in self.examples.items()}
         num_examples = check_examples(examples)
         offsets = _int_vector("offsets", self.offsets).astype(np.int64)  # always a copy
         if offsets.size < 2:
@@ -94,7 +90,7 @@ class Packed:
           ValueError: clients disagree, or none tells shapes and dtypes.
         """
         given = list(clients)
-        arrays = [{k: np.asarray(v) for k, v in c.items()} for c in given]
+        arrays = [{k: as_array(k, v) for k, v in c.items()} for c in given]
         sizes = []
         for i, client in enumerate(arrays):
             try:
@@ -216,7 +212,8 @@ class FederatedData:
             check_alike(first, filled[first], name, examples)
         if isinstance(self.client_ids, str):
             raise TypeError(f"client_ids must be strs, got one: {self.client_ids!r}.")
-        ids = tuple(self.client_ids or map(str, range(self.num_clients)))
+        ids = () if self.client_ids is None else tuple(self.client_ids)
+        ids = ids or tuple(map(str, range(self.num_clients)))
         if len(ids) != self.num_clients:
             raise ValueError(
                 f"client_ids must hold one id per client, {self.num_clients}, "
@@ -409,6 +406,29 @@ def check_examples(examples: Mapping[str, np.ndarray]) -> int:
     if len(set(rows.values())) > 1:
         raise ValueError(f"arrays must have equal numbers of rows, got {rows}.")
     return next(iter(rows.values()))
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """What is given as an array: text of any kind as fixed-width text, native bytes.
+
+    Arrays that need no conversion, memory maps among them, are returned as they are.
+
+    Raises:
+      TypeError: an array that masks values, which nothing behind would look at.
+    """
+    # np.asarray would strip np.memmap.
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} must not be a masked array, got one; fill it or leave rows out."
+        )
+    # As pandas and NumPy 2 hold text.
+    text = array.dtype.kind in "OT" and all(isinstance(x, str) for x in array.flat)
+    if text and array.size:
+        return array.astype(str)
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    return array
 
 
 def check_alike(

@@ -28,9 +28,15 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data.packed import FederatedData, Packed, check_alike, check_examples
+from fedjax_core.data.packed import (
+    FederatedData,
+    Packed,
+    as_array,
+    check_alike,
+    check_examples,
+)
 from fedjax_core.data.readers import csv_files, npz
-from fedjax_core.data.readers.files import DataFileError
+from fedjax_core.data.readers.files import DataFileError, visible_files
 
 SPLITS = ("train", "test", "validation")
 
@@ -63,7 +69,7 @@ def from_arrays(
     """
     given = {"train": train, "test": test, "validation": validation}
     pooled = {
-        split: {name: _array(value) for name, value in examples.items()}
+        split: {name: as_array(name, value) for name, value in examples.items()}
         for split, examples in given.items()
         if examples is not None
     }
@@ -215,8 +221,8 @@ def npz_clients(
       FileNotFoundError, DataFileError, ValueError: see `from_npz`.
     """
     folder = Path(folder)
-    files = {name: sorted((folder / name).glob("*.npz")) for name in SPLITS}
-    loose = sorted(folder.glob("*.npz"))
+    files = {name: visible_files(folder / name, "*.npz") for name in SPLITS}
+    loose = visible_files(folder, "*.npz")
     if loose and any(files.values()):
         raise ValueError(
             f"{folder} must have its files in folders {', '.join(SPLITS)} or beside "
@@ -378,9 +384,11 @@ def from_huggingface(
                 f"dataset must be a datasets.Dataset or DatasetDict, got "
                 f"{type(rows).__name__}."
             )
-        kept = columns or {name: name for name in rows.column_names if name != client}
+        # A data set that streams may know its columns only from its rows.
+        found = rows.column_names or list(next(iter(rows), {}))
+        kept = columns or {name: name for name in found if name != client}
         for name in (client, *kept.values()):
-            check.one_of(rows.column_names, column=name)
+            check.one_of(found, column=name)
         pieces = []
         ids[split] = []
         # In pieces: as Python objects a column takes many times its size.
@@ -435,8 +443,3 @@ def _pixels(image: Any) -> np.ndarray:
         )
     scale = 1 if image.mode == "1" else 255
     return np.atleast_3d(np.asarray(image)).astype(np.float32) / scale
-
-
-def _array(values: Any) -> np.ndarray:
-    # As `Packed` does: np.asarray would strip np.memmap.
-    return values if isinstance(values, np.ndarray) else np.asarray(values)

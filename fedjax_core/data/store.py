@@ -31,24 +31,11 @@ import numpy as np
 
 from fedjax_core.data import memmap
 from fedjax_core.data.packed import FederatedData, Packed, check_alike, check_examples
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.data.sources import by_split
 
 _FORMAT, _VERSION = "fedjax_core store", 1
 _HEADER, _CLIENT_IDS = "header.json", "client_ids.json"
-
-
-class StoreError(ValueError):
-    """A file of a store is missing, cut off or altered.
-
-    Attributes:
-      path: the file.
-      where: the place in it.
-      problem: what was expected there, and what was found.
-    """
-
-    def __init__(self, path: Path, where: str, problem: str):
-        super().__init__(f"{path}, {where}: {problem}")
-        self.path, self.where, self.problem = path, where, problem
 
 
 def save(
@@ -146,7 +133,7 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
 
     Raises:
       FileNotFoundError: there is no store at `path`.
-      StoreError: a file is missing, cut off or altered, or of another version.
+      DataFileError: a file is missing, cut off or altered, or of another version.
     """
     folder = Path(path)
     if not (folder / _HEADER).is_file():
@@ -167,11 +154,13 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
             }
             splits[split] = Packed(examples, offsets)
         return FederatedData(**splits, client_ids=ids)
-    except StoreError:
+    except DataFileError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         # Its checksum is right: whoever made this header was no store.
-        raise StoreError(folder / _HEADER, "content", f"malformed, {error!r}") from None
+        raise DataFileError(
+            folder / _HEADER, "content", f"malformed, {error!r}"
+        ) from None
 
 
 class _ArrayWriter:
@@ -282,18 +271,18 @@ def _map(path: Path, entry: dict[str, Any], verify: bool) -> np.memmap:
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise StoreError(path, "file", "missing.") from None
+        raise DataFileError(path, "file", "missing.") from None
     if size != expected:
-        raise StoreError(path, "size", f"must be {expected} bytes, got {size}.")
+        raise DataFileError(path, "size", f"must be {expected} bytes, got {size}.")
     with path.open("rb") as file:
         if file.read(len(header)) != header:
             what = f"must describe {dtype} of shape {shape}"
-            raise StoreError(path, "offset 0", f"{what}, as {_HEADER} does.")
+            raise DataFileError(path, "offset 0", f"{what}, as {_HEADER} does.")
         crc = 0
         while verify and (block := file.read(memmap.BLOCK)):
             crc = zlib.crc32(block, crc)
     if verify and crc != entry["crc32"]:
-        raise StoreError(
+        raise DataFileError(
             path,
             f"offset {len(header)} on",
             f"must have the checksum {entry['crc32']:08x}, got {crc:08x}.",
@@ -305,14 +294,14 @@ def _read_header(path: Path) -> dict[str, Any]:
     try:
         header = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise StoreError(path, "content", f"must be JSON, got {error}.") from None
+        raise DataFileError(path, "content", f"must be JSON, got {error}.") from None
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise StoreError(path, "format", f"must be {_FORMAT!r}.")
+        raise DataFileError(path, "format", f"must be {_FORMAT!r}.")
     version = header.get("version")
     if version != _VERSION:
-        raise StoreError(path, "version", f"must be {_VERSION}, got {version!r}.")
+        raise DataFileError(path, "version", f"must be {_VERSION}, got {version!r}.")
     if header.pop("crc32", None) != _crc_of(header):
-        raise StoreError(path, "crc32", "must be that of the other fields.")
+        raise DataFileError(path, "crc32", "must be that of the other fields.")
     return header
 
 
@@ -320,9 +309,9 @@ def _read_ids(path: Path, crc: int) -> tuple[str, ...]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise StoreError(path, "file", "missing.") from None
+        raise DataFileError(path, "file", "missing.") from None
     if (got := zlib.crc32(content)) != crc:
-        raise StoreError(
+        raise DataFileError(
             path, "content", f"must have the checksum {crc:08x}, got {got:08x}."
         )
     return tuple(json.loads(content))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_core.data import sources
 from fedjax_core.data.packed import Dataset, FederatedData, Packed
 
 
@@ -332,3 +333,36 @@ def test_label_counts_count(labels):
 def test_what_is_no_label_is_not_counted(data, args, error, message):
     with pytest.raises(error, match=message):
         data.label_counts(**args)
+
+
+def test_text_of_any_kind_is_text():
+    pandas = pytest.importorskip("pandas")
+    given = ["a", "ü", "bcd"]
+    for text in (
+        np.array(given, object),
+        pandas.Series(given),
+        pandas.Series(given).to_numpy(),
+        pandas.Series(given, dtype="string"),
+    ):
+        packed = Packed({"x": np.arange(3), "who": text}, [0, 3])
+        assert packed.examples["who"].dtype.kind == "U"
+        assert packed.examples["who"].tolist() == given
+        data = FederatedData(Packed({"x": np.arange(3)}, np.arange(4)), client_ids=text)
+        assert data.client_ids == tuple(given)
+        grouped = sources.from_arrays({"x": np.arange(3), "client": text})
+        assert grouped.client_ids == ("a", "bcd", "ü")
+    with pytest.raises(TypeError, match="who must not hold Python objects"):
+        Packed({"who": np.array(["a", 1, None], object)}, [0, 3])
+
+
+def test_bytes_in_another_order_are_turned_and_masks_are_refused():
+    packed = Packed(
+        {"x": np.arange(3, dtype=">f4"), "y": np.arange(3, dtype=">i4")}, [0, 3]
+    )
+    assert [a.dtype.str for a in packed.examples.values()] == ["<f4", "<i4"]
+    assert packed.examples["x"].tolist() == [0, 1, 2]
+    masked = np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])
+    with pytest.raises(TypeError, match="x must not be a masked array"):
+        Packed({"x": masked}, [0, 3])
+    with pytest.raises(TypeError, match="x must not be a masked array"):
+        FederatedData.from_lists([{"x": masked}])

@@ -511,3 +511,27 @@ def test_per_client_lists_agree_with_the_iterator():
     data = sources.from_iterator([("a", {"y": [1, 2]}), ("b", {})])
     assert data.client_ids == lists.client_ids
     assert_clients_equal(data.train, [lists.train.client(i) for i in range(2)])
+
+
+def test_hidden_files_are_no_clients(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(3))
+    (tmp_path / "._a.npz").write_bytes(b"as a Mac leaves them on other disks")
+    assert sources.from_npz(tmp_path).client_ids == ("a",)
+
+
+def test_a_pickle_in_an_npz_file_is_called_one(tmp_path):
+    np.savez(tmp_path / "0.npz", data=np.array({"x": np.ones(2)}, object))
+    with pytest.raises(
+        DataFileError, match=r"pickled Python objects.*allow_pickle=True"
+    ):
+        sources.from_npz(tmp_path)
+
+
+def test_a_streaming_data_set_without_features_is_read():
+    datasets = pytest.importorskip("datasets")
+    rows = [{"who": w, "x": float(i)} for i, w in enumerate("abab")]
+    streaming = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    assert streaming.column_names is None
+    data = sources.from_huggingface(streaming, client="who")
+    assert data.client_ids == ("a", "b")
+    np.testing.assert_array_equal(data.train.examples["x"], [0, 2, 1, 3])

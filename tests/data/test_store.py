@@ -18,6 +18,7 @@ from tests.datasets.mutations import mutations
 from fedjax_core import FederatedData, LocalWork, Packed, models, run_dir, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data import memmap, sources, store
+from fedjax_core.data.readers.files import DataFileError
 
 
 def assert_same(data, expected):
@@ -272,7 +273,7 @@ def outcome(path, **kwargs):
     """The population, or the text of the one error allowed."""
     try:
         return store.open(path, **kwargs), ""
-    except store.StoreError as error:
+    except DataFileError as error:
         return None, str(error)
 
 
@@ -302,7 +303,7 @@ def test_damage_to_any_file_is_noticed(stored, name):
 def test_a_missing_file_is_named(stored, name):
     (stored / name).rename(stored / "away")
     try:
-        with pytest.raises(store.StoreError, match=rf"{name}, file: missing"):
+        with pytest.raises(DataFileError, match=rf"{name}, file: missing"):
             store.open(stored)
     finally:
         (stored / "away").rename(stored / name)
@@ -315,12 +316,10 @@ def test_files_of_two_stores_do_not_mix(tmp_path):
     store.save(other, tmp_path / "b")
     store.save(data.map(lambda e: {"x": e["x"][:, ::-1]}), tmp_path / "c")
     (tmp_path / "b" / "train.x.npy").replace(tmp_path / "a" / "train.x.npy")
-    with pytest.raises(
-        store.StoreError, match=r"train\.x\.npy, .* must have the check"
-    ):
+    with pytest.raises(DataFileError, match=r"train\.x\.npy, .* must have the check"):
         store.open(tmp_path / "a", verify=True)
     (tmp_path / "c" / "header.json").replace(tmp_path / "a" / "header.json")
-    with pytest.raises(store.StoreError, match=r"train\.x\.npy"):
+    with pytest.raises(DataFileError, match=r"train\.x\.npy"):
         store.open(tmp_path / "a", verify=True)
 
 
@@ -340,7 +339,7 @@ def test_headers_of_other_makes(tmp_path, edit, message):
     header = json.loads(path.read_text()) | edit
     del header["crc32"]
     path.write_text(json.dumps({**header, "crc32": store._crc_of(header)}))
-    with pytest.raises(store.StoreError, match=message):
+    with pytest.raises(DataFileError, match=message):
         store.open(tmp_path / "a")
 
 

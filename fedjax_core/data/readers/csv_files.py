@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_core.data.readers.files import DataFileError, read_bytes
+from fedjax_core.data.readers.files import DataFileError, is_name, read_bytes
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -41,10 +42,10 @@ def integer(text: str) -> int:
 
 
 def name(text: str) -> str:
-    """A short printable text, of a client say."""
-    if text and text.isprintable() and len(text) <= 200:
+    """The name of a client, say."""
+    if is_name(text):
         return text
-    raise ValueError("expected a name of 1 to 200 printable characters")
+    raise ValueError("expected a name of 1 to 200 characters, none of control")
 
 
 def level(*allowed: float) -> Field:
@@ -113,7 +114,8 @@ def read(
         header again, or all rows again (of several that differ). Names the line and
         the column.
     """
-    rows = _rows(path, encoding, comment, skip, delimiter)
+    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)
+    rows = _rows(path, content, encoding, comment, skip, delimiter)
     line, first = skip + 1, None
     if header is None:
         line, first = next(rows, (line, []))
@@ -121,10 +123,21 @@ def read(
     if others is not None:
         fields = {**fields, **{c: others for c in header if c not in fields}}
     for column in fields:
+        if not column:
+            where = f"line {line}, column {header.index(column) + 1}"
+            problem = (
+                "expected a name, found none: numbers of rows, perhaps, that were "
+                "written with the table. Name the columns that are features."
+            )
+            raise DataFileError(path, where, problem)
         if header.count(column) != 1:
             shown = ", ".join(map(repr, header[:8])) or "nothing"
             problem = f"expected a header with {column!r} once, found {shown[:200]}."
             raise DataFileError(path, f"line {line}", problem)
+    if encoding == "utf-8" and comment is None and skip == 0 and first is not None:
+        fast = _read_plain(content, header, fields, delimiter)
+        if fast is not None:
+            return fast
     wanted = [(c, header.index(c), parse, []) for c, parse in fields.items()]
     lines, hashes = [], []
     for line, row in rows:
@@ -153,12 +166,64 @@ def read(
     return {column: np.array(values) for column, _, _, values in wanted}
 
 
+def _read_plain(
+    content: bytes, header: Sequence[str], fields: Mapping[str, Field], delimiter: str
+) -> dict[str, np.ndarray] | None:
+    """What `read` returns, many times faster, or None where anything is unusual.
+
+    Files without a quote are read by Arrow. Whatever it or a field does not take is
+    left to the reader that knows lines, which then says what is wrong.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+    from pyarrow import csv as arrow
+
+    if b'"' in content or b"\0" in content or _lone_returns(content):
+        return None
+    places = [str(i) for i in range(len(header))]
+    try:
+        table = arrow.read_csv(
+            pa.BufferReader(content),
+            arrow.ReadOptions(column_names=places, skip_rows=1),
+            arrow.ParseOptions(delimiter=delimiter, quote_char=False),
+            arrow.ConvertOptions(
+                column_types=dict.fromkeys(places, pa.string()),
+                strings_can_be_null=False,
+            ),
+        )
+        out = {}
+        for column, parse in fields.items():
+            texts = compute.utf8_trim_whitespace(table[str(header.index(column))])
+            if parse is number:
+                out[column] = texts.cast(pa.float64()).to_numpy()
+                if not (np.abs(out[column]) <= _LARGEST).all():
+                    return None
+            else:  # each text once
+                texts = texts.combine_chunks().dictionary_encode()
+                values = np.array([parse(t) for t in texts.dictionary.to_pylist()])
+                out[column] = values[texts.indices.to_numpy()]
+    except (pa.ArrowInvalid, ValueError, IndexError):
+        return None
+    half, odd = divmod(table.num_rows, 2)
+    again = not odd and table[:half].equals(table[half:])
+    return None if again else out
+
+
+def _lone_returns(content: bytes) -> bool:
+    return b"\r" in content and content.count(b"\r\n") != content.count(b"\r")
+
+
 def _rows(
-    path: Path | str, encoding: str, comment: str | None, skip: int, delimiter: str
+    path: Path | str,
+    content: bytes,
+    encoding: str,
+    comment: str | None,
+    skip: int,
+    delimiter: str,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields line number and texts of every row, the header's included."""
     reader = csv.reader(
-        _lines(path, encoding, comment, skip),
+        _lines(path, content, encoding, comment, skip),
         delimiter=delimiter,
         strict=True,
         skipinitialspace=True,
@@ -173,12 +238,12 @@ def _rows(
 
 
 def _lines(
-    path: Path | str, encoding: str, comment: str | None, skip: int
+    path: Path | str, content: bytes, encoding: str, comment: str | None, skip: int
 ) -> Iterator[str]:
     """The lines of a file after the first `skip`; a comment is an empty line."""
-    content = read_bytes(path).removeprefix(codecs.BOM_UTF8)
     # Bytes split at line ends only; a str would also split at form feeds and the like.
-    for i, line in enumerate(content.splitlines(keepends=True)):
+    split = content.splitlines(keepends=True) if _lone_returns(content) else None
+    for i, line in enumerate(split or io.BytesIO(content)):
         if i < skip:
             continue
         try:

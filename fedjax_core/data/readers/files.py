@@ -5,6 +5,7 @@ Nothing here, and no reader, unpickles: a data file must not be able to run code
 
 import gzip
 import io
+import unicodedata
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,12 @@ def find(folder: Path | str, names: Sequence[str], source: str) -> Path:
     )
 
 
+def visible_files(folder: Path | str, pattern: str) -> list[Path]:
+    """The files in a folder that match a pattern and are not hidden, sorted."""
+    found = Path(folder).glob(pattern)
+    return sorted(p for p in found if p.is_file() and not p.name.startswith("."))
+
+
 def max_unpacked(num_bytes: int) -> int:
     """How many bytes so many compressed ones may hold before they count as a bomb.
 
@@ -77,6 +84,16 @@ def read_bytes(path: Path | str) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise DataFileError(path, "gzip stream", f"damaged, {error}.") from error
     return b"".join(parts)
+
+
+def is_name(text: str) -> bool:
+    """Whether a file may name a client so: any script, emoji, joiners, no controls."""
+    if not text or len(text) > 200:
+        return False
+    # The check of every character is slow, and hardly ever needed.
+    return text.isprintable() or all(
+        unicodedata.category(c) not in ("Cc", "Cs") for c in text
+    )
 
 
 def fits(sizes: Sequence[int], shape: Sequence[int | None]) -> bool:

@@ -113,6 +113,13 @@ def _read_array(
             dtype, shape = expected or (np.generic, [None] * len(sizes))
             if not np.issubdtype(stored, dtype) or stored.hasobject:
                 problem = f"expected {dtype.__name__} values, found {stored}."
+                if stored.hasobject:
+                    problem += (
+                        " These are pickled Python objects, which can run code when "
+                        "read. If you trust the file, convert it once: load it with "
+                        "numpy.load(path, allow_pickle=True) and write the arrays in "
+                        "it with numpy.savez."
+                    )
                 raise DataFileError(path, where, problem)
             least = 0 if expected is None else 1
             if not fits(sizes, shape) or any(n < least for n in sizes):

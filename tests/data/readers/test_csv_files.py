@@ -144,6 +144,52 @@ def test_levels_and_categories_are_closed():
         read("c")
 
 
+def test_names_are_of_any_script_and_without_controls(tmp_path):
+    names = [
+        "\N{ZERO WIDTH JOINER}a",
+        "\N{WAVING HAND SIGN}",
+        "a\N{NO-BREAK SPACE}b",
+        "Å",
+    ]
+    path = tmp_path / "a.csv"
+    path.write_text("who\n" + "\n".join(names) + "\n", encoding="utf-8")
+    assert csv_files.read(path, {"who": csv_files.name})["who"].tolist() == names
+    for control in ("\x07", "\x1b", "\x85"):
+        path.write_text(f"who\na{control}b\n", encoding="utf-8")
+        with pytest.raises(DataFileError, match=r"line 2, column .who.: .* of control"):
+            csv_files.read(path, {"who": csv_files.name})
+
+
+def test_a_column_without_a_name_is_refused_where_it_would_be_read(tmp_path):
+    # pandas writes numbers of rows so: sorted by class, they give the class away.
+    path = tmp_path / "a.csv"
+    path.write_text(",who,x\n0,a,1.5\n1,b,2.5\n")
+    fields = {"who": csv_files.name}
+    with pytest.raises(DataFileError, match="line 1, column 1: expected a name, found"):
+        csv_files.read(path, fields, others=csv_files.number)
+    assert list(csv_files.read(path, fields)) == ["who"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_plain_files_read_the_same_with_and_without_quotes(tmp_path, seed):
+    # A quote anywhere sends a file to the reader that knows lines.
+    rng = np.random.default_rng(seed)
+    rows = [
+        f"{rng.choice(['a', ' b', 'Å '])},{rng.integers(-9, 9)},"
+        f"{rng.choice(['-', '1e3', '.5', '-0', '7.25 '])},{rng.normal():.17g}"
+        for _ in range(50)
+    ]
+    fields = FIELDS | {"w": csv_files.number}
+    plain, quoted = tmp_path / "plain.csv", tmp_path / "quoted.csv"
+    end = rng.choice(["\n", "\r\n", "\n\n"])
+    plain.write_bytes((end.join(["town,n,t,w", *rows]) + end).encode())
+    quoted.write_bytes((end.join(['town,n,t,"w"', *rows]) + end).encode())
+    a, b = csv_files.read(plain, fields), csv_files.read(quoted, fields)
+    for column in fields:
+        assert a[column].dtype == b[column].dtype
+        np.testing.assert_array_equal(a[column], b[column])
+
+
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_damaged_files_give_named_errors_or_good_columns(tmp_path, pack):
     path = tmp_path / "a.csv"

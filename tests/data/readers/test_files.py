@@ -23,7 +23,9 @@ def test_gzipped_files_are_unpacked(tmp_path):
 
 def test_bombs_do_not_go_off(tmp_path, monkeypatch):
     path = tmp_path / "a.gz"
-    monkeypatch.setattr("fedjax_core.files.max_unpacked", lambda n: 1 << 20)
+    monkeypatch.setattr(
+        "fedjax_core.data.readers.files.max_unpacked", lambda n: 1 << 20
+    )
     path.write_bytes(gzip.compress(bytes(1 << 20)))
     assert len(read_bytes(path)) == 1 << 20
     path.write_bytes(gzip.compress(bytes((1 << 20) + 1)))
