@@ -223,9 +223,9 @@ def compile_own_evaluation(
         name: _OwnSums(own_models, metrics_fn, split, execution, on_host, rows_on_host)
         for name, split in filled_splits(data, splits).items()
     }
-    averages = compile_averages(execution.mesh, client_summaries or {})
+    finish = compile_averages(execution.mesh, client_summaries or {})
 
     def run(state, rows):
-        return named({k: averages(f(state, rows)) for k, f in sums.items()})
+        return named({k: finish(f(state, rows)) for k, f in sums.items()})
 
     return run
