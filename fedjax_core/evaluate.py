@@ -227,7 +227,7 @@ def averages(sums: Metrics, client_summaries: ClientSummaries) -> Evaluation:
     """What sums of one model by client, leaves ``[N, ...]``, come to.
 
     Raises:
-      ValueError: a metric has several values.
+      ValueError: a metric or a summary has several values.
     """
     per_client = metrics_lib.values(sums)
     for name, values in per_client.items():
@@ -240,17 +240,39 @@ def averages(sums: Metrics, client_summaries: ClientSummaries) -> Evaluation:
     def summary(f):
         return {k: f(v, sums[k].count) for k, v in per_client.items()}
 
+    summaries = {
+        f"{name}_{suffix}": value
+        for suffix, f in client_summaries.items()
+        for name, value in summary(f).items()
+    }
+    for name, value in summaries.items():
+        if jnp.shape(value):
+            raise ValueError(
+                f"client_summaries must return one number, got shape {value.shape} for "
+                f"{name!r}."
+            )
     return Evaluation(
         metrics_lib.values(metrics_lib.total(sums)),
         summary(metrics_lib.client_mean),
         summary(metrics_lib.client_p10),
         per_client,
-        {
-            f"{name}_{suffix}": value
-            for suffix, f in client_summaries.items()
-            for name, value in summary(f).items()
-        },
+        summaries,
     )
+
+
+def check_evaluation(
+    metrics_fn: MetricsFn,
+    params: Params,
+    packed: Packed,
+    client_summaries: ClientSummaries,
+) -> None:
+    """Raises what an evaluation would, from shapes alone."""
+
+    def of_one_client(params):
+        sums = zero_sums(metrics_fn, params, packed, 2)
+        return averages(jax.tree.map(lambda x: x[None], sums), client_summaries)
+
+    jax.eval_shape(of_one_client, params)
 
 
 def evaluate(

@@ -94,7 +94,7 @@ class _OwnSums:
         ]
         # The largest group's, so that all share one compiled program.
         needs = [dataclasses.astuple(draft.need) for draft in self._drafts]
-        self._capacity = Capacity(*map(int, np.max(needs, axis=0)))
+        self._capacity = Capacity(*(max(need) for need in zip(*needs, strict=True)))
         self._cohorts = None if on_host else list(map(self._cohort, self._drafts))
         self._sums = jax.jit(
             functools.partial(_sums, _program(own_models, metrics_fn, packed)),

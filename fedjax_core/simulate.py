@@ -17,10 +17,16 @@ from fedjax_core.client_store import HostStore
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.devices import ship
 from fedjax_core.driver import Report, checked_seeds, drive
-from fedjax_core.evaluate import compile_evaluation
+from fedjax_core.evaluate import (
+    ClientSummaries,
+    check_evaluation,
+    compile_evaluation,
+    filled_splits,
+)
 from fedjax_core.execution import choose_execution, num_parameters
 from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed, check_trainable
 from fedjax_core.models.model import Model
+from fedjax_core.own_models import compile_own_evaluation
 from fedjax_core.participation import Participation, Uniform
 from fedjax_core.result import Result
 from fedjax_core.rounds import CompiledRounds, initial_state
@@ -40,6 +46,7 @@ def simulate(
     params: Params | None = None,
     eval_every: int | None = None,
     eval_splits: Sequence[str] = ("test",),
+    client_summaries: ClientSummaries | None = None,
     strict: bool = False,
     callbacks: Sequence[Callable[[Report], bool | None]] = (),
     progress: bool = True,
@@ -67,6 +74,8 @@ def simulate(
       eval_every: rounds between evaluations; by default about twenty in all. The last
         round is always evaluated.
       eval_splits: splits of `data` to evaluate on, those that it has.
+      client_summaries: what else to say of every metric over clients:
+        ``{"gini": metrics.gini}`` gives "test_accuracy_gini".
       strict: raise where a client's update is not finite instead of leaving the client
         out of the round.
       callbacks: called with a `Report` after every evaluation, and in between where
@@ -118,7 +127,7 @@ def simulate(
     cohorts = _Cohorts(
         algorithm, data, model, participation, seeds, execution,
         params=params, feed=feed, client_store=client_store, seeds_axis=seeds_axis,
-        eval_splits=eval_splits,
+        eval_splits=eval_splits, client_summaries=client_summaries or {},
     )  # fmt: skip
 
     # Rounds, evaluations, records.
@@ -140,6 +149,7 @@ def simulate(
             },
             "participation": participation,
             "eval_splits": eval_splits,
+            "client_summaries": tuple(client_summaries or ()),
             "data": fingerprint(data),
             "record": record,
         },
@@ -191,12 +201,14 @@ class _Cohorts:
         client_store: str,
         seeds_axis: str,
         eval_splits: tuple[str, ...],
+        client_summaries: ClientSummaries,
     ):
         if seeds_axis == "auto":
             seeds_axis = "map" if jax.default_backend() == "cpu" else "vmap"
         self.execution = execution
         self._algorithm, self._data, self._model = algorithm, data, model
         self._on_host, self._eval_splits = feed == "host", eval_splits
+        self._client_summaries = client_summaries
         self._run = CompiledRounds(algorithm, seeds, execution, seeds_axis)
         self._device_state, self._store = _initial(
             algorithm, model, params, data, seeds, execution.mesh, client_store
@@ -212,6 +224,13 @@ class _Cohorts:
         if not self._on_host and self._store is None:
             size = num_parameters(self._device_state.params) // len(seeds)
             self._feed = self._feed.with_chunks_for(size)
+        # Before the first rounds, not after them.
+        served = jax.eval_shape(
+            lambda state: algorithm.model(jax.tree.map(lambda x: x[0], state)),
+            self._device_state,
+        )
+        for split in filled_splits(data, eval_splits).values():
+            check_evaluation(model.metrics, served, split, client_summaries)
 
     @property
     def compilations(self) -> int:
@@ -267,7 +286,11 @@ class _Cohorts:
         state = self._device_state
         if hasattr(state, "clients"):
             state = state._replace(clients=())
-        return self._evaluate(self._served(state))
+        scalars, per_client = self._evaluate(self._served(state))
+        if self._algorithm.own_models is not None:
+            own = self._evaluate_own(state, getattr(self.state, "clients", ()))
+            scalars, per_client = scalars | own[0], per_client | own[1]
+        return scalars, per_client
 
     @functools.cached_property
     def _served(self) -> Callable[[Any], Params]:
@@ -280,7 +303,22 @@ class _Cohorts:
             self._data,
             self._eval_splits,
             self.execution.mesh,
-            on_host=self._on_host,
+            self._on_host,
+            self._client_summaries,
+        )
+
+    @functools.cached_property
+    def _evaluate_own(self) -> Callable:
+        assert self._algorithm.own_models is not None
+        return compile_own_evaluation(
+            self._algorithm.own_models,
+            self._model.metrics,
+            self._data,
+            self._eval_splits,
+            self.execution,
+            self._on_host,
+            self._store is not None,
+            self._client_summaries,
         )
 
 

@@ -1,5 +1,6 @@
 """Evaluation equals plain NumPy averages, whatever the batches and devices."""
 
+import dataclasses
 import sys
 
 import jax
@@ -8,7 +9,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fedjax_core import FederatedData, Packed, client_mesh, evaluate
+from fedjax_core import (
+    Execution,
+    FederatedData,
+    Packed,
+    client_mesh,
+    evaluate,
+    models,
+    simulate,
+)
+from fedjax_core.algorithms import fedavg
 from fedjax_core.evaluate import Evaluator, compile_evaluation
 from fedjax_core.metrics import AUROC, Mean, Sum, gini
 
@@ -288,6 +298,42 @@ def test_a_metric_of_another_shape_is_refused_by_name(name, metric, message):
     packed = Packed({"v": np.ones(3, np.float32)}, np.array([0, 1, 3]))
     with pytest.raises((ValueError, TypeError), match=message):
         evaluate(lambda params, batch: {"m": metric(batch["v"])}, {}, packed)
+
+
+@pytest.mark.parametrize(
+    ("metric", "summary", "message"),
+    [
+        (lambda losses: losses.mean(), gini, r"shape \(2,\), got shape \(\) for 'm'"),
+        (lambda losses: losses, lambda v, c: v, r"number, got shape \(1,\) for 'm_s'"),
+    ],
+)
+def test_simulate_refuses_metrics_of_another_shape_before_it_trains(
+    metric, summary, message
+):
+    examples = {"x": np.ones((4, 2), np.float32), "y": np.zeros(4, np.int32)}
+    packed = Packed(examples, np.array([0, 2, 4]))
+    model = models.logistic_regression(2, 2)
+
+    def metrics_fn(params, batch):
+        return {"m": metric(model.metrics(params, batch)["loss"])}
+
+    def never(*_):
+        raise AssertionError("a round was traced")
+
+    algorithm = dataclasses.replace(
+        fedavg.make(fedavg.Config(), model.loss), round=never
+    )
+    with pytest.raises(ValueError, match=message):
+        simulate(
+            algorithm,
+            FederatedData(packed, packed),
+            model._replace(metrics=metrics_fn),
+            rounds=3,
+            cohort_size=1,
+            progress=False,
+            client_summaries={"s": summary},
+            execution=Execution(),
+        )
 
 
 def test_client_summaries_are_named_after_metric_and_summary():
