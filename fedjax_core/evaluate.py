@@ -73,7 +73,7 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Adds up the metrics of any S models over one split, client by client.
+    """Adds up the metrics of any model over one split, client by client.
 
     Args:
       metrics_fn: what to measure.
@@ -109,10 +109,6 @@ class Evaluator:
         self._batches = -(-n // (chunks * self._batch_size * devices)) * devices
         self._chunks = -(-n // (self._batches * self._batch_size))
         self._data = None if on_host else self._ship(0, self._chunks)
-        self._sums = jax.jit(
-            lambda params, data: lax.map(lambda p: self._add_up(p, data), params),
-            out_shardings=replicated(mesh),
-        )
 
     def _ship(self, first: int, count: int) -> tuple:
         """Chunks as batches and their clients, leaves ``[count, batches, B, ...]``."""
@@ -134,8 +130,8 @@ class Evaluator:
         spec = Spec(None, "clients")
         return ship(data, self._mesh, jax.tree.map(lambda _: spec, data))
 
-    def _add_up(self, params: Params, data: tuple) -> Metrics:
-        """The sums of one model over some chunks, leaves ``[N, ...]``."""
+    def sums(self, params: Params, data: tuple) -> Metrics:
+        """Sums of one model over some `pieces`, leaves ``[N, ...]``; traceable."""
         zeros = zero_sums(self._metrics_fn, params, self._packed, self._batch_size)
         by_client = jax.tree.map(
             lambda x: jnp.zeros((self._packed.num_clients, *x.shape), x.dtype), zeros
@@ -167,17 +163,13 @@ class Evaluator:
 
         return lax.scan(add_chunk, by_client, data)[0]
 
-    def _pieces(self) -> Iterator[tuple]:
-        """The split in pieces; all of it at once unless `on_host`."""
+    def pieces(self) -> Iterator[tuple]:
+        """The split in pieces, whose sums add; all of it at once unless `on_host`."""
         if self._data is not None:
             yield self._data
             return
         for chunk in range(self._chunks):
             yield self._ship(chunk, 1)
-
-    def __call__(self, params: Params) -> Metrics:
-        """The sums of models ``[S, ...]``: name -> leaves ``[S, N, ...]``."""
-        return functools.reduce(_add, (self._sums(params, x) for x in self._pieces()))
 
 
 @jax.jit
@@ -231,46 +223,56 @@ def zero_sums(
     return jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), shapes)
 
 
-def _averages(sums: Metrics, client_summaries: ClientSummaries) -> Evaluation:
+def averages(sums: Metrics, client_summaries: ClientSummaries) -> Evaluation:
+    """What sums of one model by client, leaves ``[N, ...]``, come to.
+
+    Raises:
+      ValueError: a metric or a summary has several values.
+    """
     per_client = metrics_lib.values(sums)
-    for name, metric in sums.items():
-        if per_client[name].shape != metric.count.shape:
+    for name, values in per_client.items():
+        if values.ndim != 1:
             raise ValueError(
                 f"metrics_fn must return summands with one value, got shape "
-                f"{per_client[name].shape[1:]} for {name!r}."
+                f"{values.shape[1:]} for {name!r}."
             )
 
     def summary(f):
         return {k: f(v, sums[k].count) for k, v in per_client.items()}
 
+    summaries = {
+        f"{name}_{suffix}": value
+        for suffix, f in client_summaries.items()
+        for name, value in summary(f).items()
+    }
+    for name, value in summaries.items():
+        if jnp.shape(value):
+            raise ValueError(
+                f"client_summaries must return one number, got shape {value.shape} for "
+                f"{name!r}."
+            )
     return Evaluation(
         metrics_lib.values(metrics_lib.total(sums)),
         summary(metrics_lib.client_mean),
         summary(metrics_lib.client_p10),
         per_client,
-        {
-            f"{name}_{suffix}": value
-            for suffix, f in client_summaries.items()
-            for name, value in summary(f).items()
-        },
+        summaries,
     )
 
 
-def compile_averages(
-    mesh: jax.sharding.Mesh | None, client_summaries: ClientSummaries
-) -> Callable[[Metrics], Evaluation]:
-    """``sums -> Evaluation`` of S models: leaves ``[S, N, ...]`` to ``[S, ...]``."""
-    averages = jax.jit(
-        lambda sums: lax.map(lambda s: _averages(s, client_summaries), sums),
-        out_shardings=replicated(mesh),
-    )
+def check_evaluation(
+    metrics_fn: MetricsFn,
+    params: Params,
+    packed: Packed,
+    client_summaries: ClientSummaries,
+) -> None:
+    """Raises what an evaluation would, from shapes alone."""
 
-    def run(sums):
-        # A NaN here marks a client without examples; those of a model are in the sums.
-        with jax.debug_nans(False):
-            return averages(sums)
+    def of_one_client(params):
+        sums = zero_sums(metrics_fn, params, packed, 2)
+        return averages(jax.tree.map(lambda x: x[None], sums), client_summaries)
 
-    return run
+    jax.eval_shape(of_one_client, params)
 
 
 def evaluate(
@@ -280,12 +282,27 @@ def evaluate(
     client_summaries: ClientSummaries | None = None,
 ) -> Evaluation:
     """Evaluates one model on one split; compiled once per call."""
-    sums = Evaluator(metrics_fn, packed)(
-        jax.tree.map(lambda x: jnp.asarray(x)[None], params)
-    )
-    evaluation = compile_averages(None, client_summaries or {})(sums)
+    evaluator = Evaluator(metrics_fn, packed)
+    sums = jax.jit(evaluator.sums)(params, *evaluator.pieces())
+    # A NaN here marks a client without examples; those of a model are in the sums.
     with jax.debug_nans(False):
-        return jax.tree.map(lambda x: x[0], evaluation)
+        return jax.jit(lambda sums: averages(sums, client_summaries or {}))(sums)
+
+
+def compile_averages(
+    mesh: jax.sharding.Mesh | None, client_summaries: ClientSummaries
+) -> Callable[[Metrics], Evaluation]:
+    """``sums -> Evaluation`` of S models: leaves ``[S, N, ...]`` to ``[S, ...]``."""
+    of_models = jax.jit(
+        lambda sums: lax.map(lambda s: averages(s, client_summaries), sums),
+        out_shardings=replicated(mesh),
+    )
+
+    def run(sums):
+        with jax.debug_nans(False):  # as in `evaluate`
+            return of_models(sums)
+
+    return run
 
 
 def compile_evaluation(
@@ -315,12 +332,19 @@ def compile_evaluation(
         name: Evaluator(metrics_fn, split, mesh, on_host=on_host)
         for name, split in filled_splits(data, splits).items()
     }
-    averages = compile_averages(mesh, client_summaries or {})
 
-    def run(params):
-        return named({k: averages(e(params)) for k, e in evaluators.items()})
+    def compiled_sums(evaluator: Evaluator) -> Callable[[Params], Metrics]:
+        sums = jax.jit(
+            lambda params, piece: lax.map(lambda p: evaluator.sums(p, piece), params),
+            out_shardings=replicated(mesh),
+        )
+        return lambda params: functools.reduce(
+            _add, (sums(params, piece) for piece in evaluator.pieces())
+        )
 
-    return run
+    sums = {name: compiled_sums(evaluator) for name, evaluator in evaluators.items()}
+    finish = compile_averages(mesh, client_summaries or {})
+    return lambda params: named({k: finish(f(params)) for k, f in sums.items()})
 
 
 def filled_splits(data: FederatedData, splits: Sequence[str]) -> dict[str, Packed]:

@@ -84,8 +84,8 @@ class CalibrationError(NamedTuple):
           correct: ``[B]`` bool or 0 and 1, whether it is the true class.
           bins: of equal width, closed on the right.
         """
-        place = jnp.ceil(confidence * bins).astype(jnp.int32) - 1
-        hits = jax.nn.one_hot(jnp.clip(place, 0, bins - 1), bins)
+        place = jnp.clip(jnp.ceil(confidence * bins) - 1, 0, bins - 1)
+        hits = jax.nn.one_hot(place.astype(jnp.int32), bins)
         return cls(hits * (wide(correct) - wide(confidence))[:, None], hits)
 
     @property
@@ -110,65 +110,58 @@ class MaximumCalibrationError(CalibrationError):
 
 
 class AUROC(NamedTuple):
-    """The area under the ROC curve, averaged over K binary labels.
+    """The area under the ROC curve of a binary label, by bins of scores.
 
-    For one label it is the chance that a random positive scores above a random
-    negative, ties counting half. Scores in the same bin tie, so it is off by at most
-    half the share of (positive, negative) pairs that do.
+    The chance that a random positive scores above a random negative, ties counting
+    half. Scores in the same bin tie, so it is off by at most half the share of
+    (positive, negative) pairs that share one.
 
     References:
       Hanley and McNeil, "The Meaning and Use of the Area under a ROC Curve",
       Radiology 143, 1982.
     """
 
-    positives: jax.Array  # [..., K, bins]
-    negatives: jax.Array  # [..., K, bins]
+    positives: jax.Array  # [..., bins]
+    negatives: jax.Array  # [..., bins]
 
     @classmethod
     def per_example(
-        cls, scores: jax.Array, labels: jax.Array, bins: int = 128
+        cls,
+        scores: jax.Array,
+        labels: jax.Array,
+        bins: int = 256,
+        low: float = -16.0,
+        high: float = 16.0,
     ) -> "AUROC":
-        """What each example adds, leaves ``[B, K, bins]``.
+        """What each example adds, leaves ``[B, bins]``.
 
         Args:
-          scores: ``[B, K]``, any real numbers, logits say. The bins are of equal width
-            in s / (1 + |s|), which spreads logits better than probabilities.
-          labels: ``[B, K]``, 1 for a positive, 0 for a negative; any other number marks
-            a label that is not known.
-          bins: for each label. A model holds ``2 * K * bins`` numbers per client.
+          scores: ``[B]``, larger where the label is more likely.
+          labels: ``[B]``, 1 for a positive, 0 for a negative; any other number marks
+            an example whose label is not known.
+          bins: of equal width, for every client a model is evaluated on.
+          low: where they start; scores below are in the first. The defaults suit
+            logits.
+          high: where they end.
         """
-        scores = jnp.clip(wide(scores), -1e6, 1e6)
-        place = (scores / (1 + jnp.abs(scores)) + 1) / 2 * bins
-        hits = jax.nn.one_hot(jnp.clip(place.astype(jnp.int32), 0, bins - 1), bins)
-        hits = jnp.where(jnp.isnan(scores)[..., None], jnp.nan, hits)
-        labels = labels[..., None]
+        place = jnp.clip((scores - low) * (bins / (high - low)), 0, bins - 1)
+        hits = jax.nn.one_hot(place.astype(jnp.int32), bins)
+        hits = jnp.where(jnp.isnan(scores)[:, None], jnp.nan, hits)
+        labels = labels[:, None]
         return cls(jnp.where(labels == 1, hits, 0), jnp.where(labels == 0, hits, 0))
 
     @property
-    def per_label(self) -> jax.Array:
-        """``[..., K]``; NaN for a label without a positive or without a negative."""
-        lower = jnp.cumsum(self.negatives, -1) - self.negatives
-        wins = (self.positives * (lower + self.negatives / 2)).sum(-1)
-        return wins / jnp.where(self._defined, self._pairs, jnp.nan)
-
-    @property
     def count(self) -> jax.Array:  # type: ignore[override]
-        """``[...]``, examples with a known label; 0 where no label has an area."""
-        examples = self.positives.sum(-1) + self.negatives.sum(-1)
-        return jnp.where(self._defined, examples, 0).max(-1)
+        """``[...]``, examples; 0 without a positive or without a negative."""
+        positives, negatives = self.positives.sum(-1), self.negatives.sum(-1)
+        return jnp.where(positives * negatives == 0, 0, positives + negatives)
 
     @property
     def value(self) -> jax.Array:
-        """The mean over labels that have a positive and a negative, ``[...]``."""
-        return jnp.mean(self.per_label, -1, where=self._defined)
-
-    @property
-    def _pairs(self) -> jax.Array:
-        return self.positives.sum(-1) * self.negatives.sum(-1)
-
-    @property
-    def _defined(self) -> jax.Array:
-        return self._pairs != 0  # a diverged model's NaN must show
+        """The area, ``[...]``; NaN without a positive or without a negative."""
+        lower = jnp.cumsum(self.negatives, -1) - self.negatives / 2
+        wins = (self.positives * lower).sum(-1)
+        return Mean(wins, self.positives.sum(-1) * self.negatives.sum(-1)).value
 
 
 def wide(x: jax.Array) -> jax.Array:

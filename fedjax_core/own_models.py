@@ -94,7 +94,7 @@ class _OwnSums:
         ]
         # The largest group's, so that all share one compiled program.
         needs = [dataclasses.astuple(draft.need) for draft in self._drafts]
-        self._capacity = Capacity(*map(int, np.max(needs, axis=0)))
+        self._capacity = Capacity(*(max(need) for need in zip(*needs, strict=True)))
         self._cohorts = None if on_host else list(map(self._cohort, self._drafts))
         self._sums = jax.jit(
             functools.partial(_sums, _program(own_models, metrics_fn, packed)),
@@ -223,9 +223,9 @@ def compile_own_evaluation(
         name: _OwnSums(own_models, metrics_fn, split, execution, on_host, rows_on_host)
         for name, split in filled_splits(data, splits).items()
     }
-    averages = compile_averages(execution.mesh, client_summaries or {})
+    finish = compile_averages(execution.mesh, client_summaries or {})
 
     def run(state, rows):
-        return named({k: averages(f(state, rows)) for k, f in sums.items()})
+        return named({k: finish(f(state, rows)) for k, f in sums.items()})
 
     return run

@@ -17,7 +17,12 @@ from fedjax_core.client_store import HostStore
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.devices import ship
 from fedjax_core.driver import Report, checked_seeds, drive
-from fedjax_core.evaluate import ClientSummaries, compile_evaluation
+from fedjax_core.evaluate import (
+    ClientSummaries,
+    check_evaluation,
+    compile_evaluation,
+    filled_splits,
+)
 from fedjax_core.execution import choose_execution, num_parameters
 from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed, check_trainable
 from fedjax_core.ids import check_ids
@@ -70,8 +75,8 @@ def simulate(
       eval_every: rounds between evaluations; by default about twenty in all. The last
         round is always evaluated.
       eval_splits: splits of `data` to evaluate on, those that it has.
-      client_summaries: what to say of every metric over clients besides mean and 10th
-        percentile: {"gini": metrics.gini} gives "test_accuracy_gini".
+      client_summaries: what else to say of every metric over clients:
+        ``{"gini": metrics.gini}`` gives "test_accuracy_gini".
       strict: raise where a client's update is not finite instead of leaving the client
         out of the round.
       callbacks: called with a `Report` after every evaluation, and in between where
@@ -124,7 +129,7 @@ def simulate(
     cohorts = _Cohorts(
         algorithm, data, model, participation, seeds, execution,
         params=params, feed=feed, client_store=client_store, seeds_axis=seeds_axis,
-        eval_splits=eval_splits, client_summaries=client_summaries,
+        eval_splits=eval_splits, client_summaries=client_summaries or {},
     )  # fmt: skip
 
     # Rounds, evaluations, records.
@@ -138,7 +143,9 @@ def simulate(
         progress=progress,
         run_dir=run_dir,
         resume=resume,
-        config=_config(algorithm, data, participation, eval_splits, record),
+        config=_config(
+            algorithm, data, participation, eval_splits, client_summaries, record
+        ),
         client_ids=data.client_ids,
         strict=strict,
     )
@@ -176,6 +183,7 @@ def _config(
     data: FederatedData,
     participation: Participation,
     eval_splits: tuple[str, ...],
+    client_summaries: ClientSummaries | None,
     record: Any,
 ) -> dict[str, Any]:
     """What decides the numbers of a run."""
@@ -187,6 +195,7 @@ def _config(
         },
         "participation": participation,
         "eval_splits": eval_splits,
+        "client_summaries": tuple(client_summaries or ()),
         "data": fingerprint(data),
         "record": record,
     }
@@ -209,7 +218,7 @@ class _Cohorts:
         client_store: str,
         seeds_axis: str,
         eval_splits: tuple[str, ...],
-        client_summaries: ClientSummaries | None,
+        client_summaries: ClientSummaries,
     ):
         if seeds_axis == "auto":
             seeds_axis = "map" if jax.default_backend() == "cpu" else "vmap"
@@ -232,6 +241,13 @@ class _Cohorts:
         if not self._on_host and self._store is None:
             size = num_parameters(self._device_state.params) // len(seeds)
             self._feed = self._feed.with_chunks_for(size)
+        # Before the first rounds, not after them.
+        served = jax.eval_shape(
+            lambda state: algorithm.model(jax.tree.map(lambda x: x[0], state)),
+            self._device_state,
+        )
+        for split in filled_splits(data, eval_splits).values():
+            check_evaluation(model.metrics, served, split, client_summaries)
 
     @property
     def execution(self) -> Execution:
@@ -288,15 +304,14 @@ class _Cohorts:
 
     def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         # Without the rows of clients, which would be cut into those of seeds.
-        state, rows = self._device_state, ()
+        state = self._device_state
         if hasattr(state, "clients"):
-            rows = state.clients if self._store is None else self._store.rows
             state = state._replace(clients=())
-        values, per_client = self._evaluate(self._served(state))
+        scalars, per_client = self._evaluate(self._served(state))
         if self._algorithm.own_models is not None:
-            own, own_per_client = self._evaluate_own(state, rows)
-            return values | own, per_client | own_per_client
-        return values, per_client
+            own = self._evaluate_own(state, getattr(self.state, "clients", ()))
+            scalars, per_client = scalars | own[0], per_client | own[1]
+        return scalars, per_client
 
     @functools.cached_property
     def _served(self) -> Callable[[Any], Params]:
@@ -309,8 +324,8 @@ class _Cohorts:
             self._data,
             self._eval_splits,
             self.execution.mesh,
-            on_host=self._on_host,
-            client_summaries=self._client_summaries,
+            self._on_host,
+            self._client_summaries,
         )
 
     @functools.cached_property
@@ -322,9 +337,9 @@ class _Cohorts:
             self._data,
             self._eval_splits,
             self.execution,
-            on_host=self._on_host,
-            rows_on_host=self._store is not None,
-            client_summaries=self._client_summaries,
+            self._on_host,
+            self._store is not None,
+            self._client_summaries,
         )
 
 
