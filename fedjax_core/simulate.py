@@ -121,7 +121,7 @@ def simulate(
         or model of the same shapes is taken at its word.
       checkpoint_every: rounds between checkpoints, by default `eval_every`.
       record: whatever else decides the numbers, a dataclass say: written to the run
-        directory and compared when resuming.
+        directory and compared by value when resuming.
       execution: how cohorts run, by default decided from the devices.
       feed: "device" keeps the population's examples on the devices; "host" ships those
         of each cohort, and in an evaluation chunk by chunk, for populations that do
@@ -134,10 +134,12 @@ def simulate(
       A `Result`.
 
     Raises:
-      ValueError, TypeError: an argument is out of range; the message says which.
+      ValueError, TypeError: an argument is out of range, or what `run_dir` has to
+        record has no value (a lock, a generator); the message says which.
       EmptyCohortError: the clients drawn have nothing to train on; its `result` is the
         run up to the last recorded round before.
-      RunDirError: `run_dir` holds another run, or a longer one.
+      RunDirError: `run_dir` holds another run, a longer or a damaged one, or can't be
+        written.
       NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
         round was not, or the model is not after the server's step.
     """
