@@ -1,10 +1,7 @@
 """Values as JSON, to be recorded with a run and compared when it goes on."""
 
 import datetime
-import decimal
 import enum
-import fractions
-import functools
 import json
 import pathlib
 import types
@@ -15,19 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-_ATTRIBUTES = (
-    (complex, ("real", "imag")),
-    ((range, slice), ("start", "stop", "step")),
-    (functools.partial, ("func", "args", "keywords")),
-)
-_TEXTS = (
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    decimal.Decimal,
-    fractions.Fraction,
-)
 
 
 def to_json(value: Any, where: str = "config") -> Any:
@@ -78,11 +62,8 @@ def _to_json(value: Any, where: str) -> Any:
         return {"type": "bytes", "hex": value.hex()}
     if isinstance(value, pathlib.PurePath):
         return value.as_posix()
-    if isinstance(value, _TEXTS):
-        return _tagged(value, where, {"value": str(value)})
-    for kinds, names in _ATTRIBUTES:
-        if isinstance(value, kinds):
-            return _tagged(value, where, {name: getattr(value, name) for name in names})
+    if isinstance(value, (datetime.date, datetime.time)):
+        return _tagged(value, where, {"value": value.isoformat()})
     if callable(value) and hasattr(value, "__qualname__"):
         # A function has no value to record; its name at least tells which one it was.
         owner = getattr(value, "__self__", None)

@@ -93,8 +93,7 @@ class RunDirError(ValueError):
 class RunDir:
     """Opens or creates a run directory.
 
-    A directory that can't be written to is opened all the same where it has a
-    checkpoint to read.
+    A finished run can be read where nothing can be written.
 
     Args:
       path: the directory.

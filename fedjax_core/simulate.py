@@ -90,7 +90,7 @@ def simulate(
         or model of the same shapes is taken at its word.
       checkpoint_every: rounds between checkpoints, by default `eval_every`.
       record: whatever else decides the numbers, a dataclass say: written to the run
-        directory and compared when resuming.
+        directory and compared by value when resuming.
       execution: how cohorts run, by default decided from the devices.
       feed: "device" keeps the population's examples on the devices; "host" ships those
         of each cohort, and in an evaluation chunk by chunk, for populations that do
@@ -105,9 +105,11 @@ def simulate(
       only noise arrives. It is counted like any other, with "valid_clients" 0.
 
     Raises:
-      ValueError, TypeError: an argument is out of range, or a label or a token of
-        `data` for `model`; the message says which.
-      RunDirError: `run_dir` holds another run, or a longer one.
+      ValueError, TypeError: an argument is out of range, a label or a token of `data`
+        is for `model`, or what `run_dir` has to record has no value (a lock, a
+        generator); the message says which.
+      RunDirError: `run_dir` holds another run, a longer or a damaged one, or can't be
+        written.
       NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
         round was not, or the model is not after the server's step.
     """

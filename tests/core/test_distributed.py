@@ -19,6 +19,7 @@ from fedjax_core import (
     Execution,
     FederatedData,
     LocalWork,
+    Result,
     client_mesh,
     simulate,
     top_k,
@@ -55,8 +56,7 @@ def make_data():
     return FederatedData.from_lists(train, test)
 
 
-def runs(mesh, folder: Path) -> dict:
-    """A run in memory, and one that stops at round 4 and is resumed."""
+def run(mesh, **kwargs) -> Result:
     config = fedavg.Config(client_lr=0.05, work=LocalWork(batch_size=2))
     algorithm = fedavg.make(
         config,
@@ -64,49 +64,54 @@ def runs(mesh, folder: Path) -> dict:
         server_optimizer=optax.adam(0.05),
         transform=top_k(0.5),
     )
+    return simulate(
+        algorithm,
+        make_data(),
+        MODEL,
+        rounds=ROUNDS,
+        cohort_size=4,
+        seeds=SEEDS,
+        eval_every=2,
+        progress=False,
+        execution=Execution(mesh=mesh),
+        **kwargs,
+    )
 
-    def run(**kwargs):
-        return simulate(
-            algorithm,
-            make_data(),
-            MODEL,
-            rounds=ROUNDS,
-            cohort_size=4,
-            seeds=SEEDS,
-            eval_every=2,
-            progress=False,
-            execution=Execution(mesh=mesh),
-            **kwargs,
-        )
 
-    directory = folder / "run"
-    stopped = run(run_dir=directory, callbacks=[lambda report: report.round >= 4])
-    results = {
-        "memory": run(feed="host", client_store="host"),
-        "stopped": stopped,
-        "resumed": run(run_dir=directory, resume=True),
-        "finished": run(run_dir=directory, resume=True),
-    }
-    return {
-        name: {
-            "rounds": result.rounds,
-            "compilations": result.compilations,
-            "numbers": [
-                np.asarray(x).tolist()
-                for part in ("state", "train", "evaluations", "client_metrics")
-                for x in jax.tree.leaves(getattr(result, part))
-            ],
-        }
-        for name, result in results.items()
-    }
+def numbers(result: Result) -> list:
+    return [
+        np.asarray(x).tolist()
+        for part in ("state", "train", "evaluations", "client_metrics")
+        for x in jax.tree.leaves(getattr(result, part))
+    ]
 
 
 def main(index: int, port: int, folder: Path) -> None:
+    """A run in memory, and one that stops at round 4 and is resumed."""
     jax.config.update("jax_num_cpu_devices", DEVICES_EACH)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # What was compiled for the stopped run serves the resumed one.
+    jax.config.update("jax_compilation_cache_dir", str(folder / f"cache{index}"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.distributed.initialize(f"127.0.0.1:{port}", PROCESSES, index)
     assert jax.device_count() == PROCESSES * DEVICES_EACH
-    (folder / f"{index}.json").write_text(json.dumps(runs(client_mesh(), folder)))
+    mesh, directory = client_mesh(), folder / "run"
+    at_4 = [lambda report: report.round >= 4]
+    results = {
+        "memory": run(mesh, feed="host", client_store="host"),
+        "stopped": run(mesh, run_dir=directory, callbacks=at_4),
+        "resumed": run(mesh, run_dir=directory, resume=True),
+        "finished": run(mesh, run_dir=directory, resume=True),
+    }
+    out = {
+        name: {
+            "rounds": result.rounds,
+            "compilations": result.compilations,
+            "numbers": numbers(result),
+        }
+        for name, result in results.items()
+    }
+    (folder / f"{index}.json").write_text(json.dumps(out))
 
 
 def free_port() -> int:
@@ -138,15 +143,18 @@ def test_two_processes_run_what_one_runs(tmp_path):
                 p.stdout.close()
     assert [p.returncode for p in processes] == [0] * PROCESSES, "\n".join(logs)
     first, second = (json.loads((folder / f"{i}.json").read_text()) for i in (0, 1))
-    devices = jax.devices()[: PROCESSES * DEVICES_EACH]
-    expected = runs(client_mesh(devices), tmp_path)
-    assert first.keys() == expected.keys()
-    for name, one in expected.items():
-        # Every process holds the same result, to the bit.
-        np.testing.assert_equal(first[name], second[name])
-        assert first[name]["rounds"] == one["rounds"] == (4 if name == "stopped" else 6)
-        assert first[name]["compilations"] == (0 if name == "finished" else 1)
-        for a, b in zip(first[name]["numbers"], one["numbers"], strict=True):
+    # Every process holds the same result, to the bit.
+    np.testing.assert_equal(first, second)
+    assert {name: (r["rounds"], r["compilations"]) for name, r in first.items()} == {
+        "memory": (6, 1),
+        "stopped": (4, 1),
+        "resumed": (6, 1),
+        "finished": (6, 0),
+    }
+    mesh = client_mesh(jax.devices()[: PROCESSES * DEVICES_EACH])
+    expected = numbers(run(mesh))
+    for name in ("memory", "resumed"):  # whose first rounds are the stopped one's
+        for a, b in zip(first[name]["numbers"], expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6, err_msg=name)
     np.testing.assert_equal(first["finished"]["numbers"], first["resumed"]["numbers"])
 
