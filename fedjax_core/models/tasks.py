@@ -59,10 +59,11 @@ def classes(missing: int | None = None) -> Task:
             scored = y != missing
             y = jnp.where(scored, y, 0)
         losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
-        correct = jnp.argmax(logits, axis=-1) == y
+        correct = (jnp.argmax(logits, axis=-1) == y).astype(logits.dtype)
+        known = (y >= 0) & (y < logits.shape[-1])
         # A factor and no choice, so that gradients are NaN as well.
-        known = jnp.where((y >= 0) & (y < logits.shape[-1]), 1.0, jnp.nan)
-        return losses * known, correct * known, scored
+        losses *= jnp.where(known, 1.0, jnp.nan)
+        return losses, jnp.where(known, correct, jnp.nan), scored
 
     def mean(values: Array, scored: Array) -> Mean:
         axes = tuple(range(1, values.ndim))
