@@ -230,7 +230,7 @@ def _model(
             mask = mask.astype(bool)
             for name, values in batch.items():
                 fill = (missing or 0) if name == "y" else 0
-                fill = jnp.asarray(fill, values.dtype)
+                fill = np.asarray(fill).astype(values.dtype)
                 batch[name] = jnp.where(along_rows(mask, values), values, fill)
         outputs, stats = apply(params, batch["x"], mask, key)
         wide = jnp.promote_types(outputs.dtype, jnp.float32)

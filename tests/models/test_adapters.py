@@ -94,8 +94,9 @@ def test_random_streams_of_nnx_draw_apart():
         lambda outputs, batch: (outputs[:, :64] != outputs[:, 64:]).sum(-1)
     )
     model = models.from_nnx(Twice, jax.ShapeDtypeStruct((64,), jnp.float32), task)
-    assert jax.tree.leaves(model.init(KEY)) == []
-    assert model.loss(model.init(KEY), {"x": jnp.ones((1, 64))}, KEY)[0] > 0
+    params = model.init(KEY)
+    assert jax.tree.leaves(params) == []
+    assert jax.jit(model.loss)(params, {"x": jnp.ones((1, 64))}, KEY)[0] > 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -132,13 +133,17 @@ def test_plain_functions_get_the_key_of_the_step():
 
     model = models.from_functions(init, apply, EXAMPLE, models.classes())
     assert model.ids == {"y": models.Ids(3)}
-    batch, params = batch_of(), model.init(KEY)
-    losses = model.loss(params, batch, KEY)
-    kept = batch["x"][:5] * np.asarray(jax.random.bernoulli(KEY, 0.5, (8, 4)))[:5]
-    for got, x in (
-        (losses, kept),
-        (model.metrics(params, batch)["loss"], batch["x"][:5]),
-    ):
+    batch = batch_of()
+
+    @jax.jit
+    def values(batch):
+        params = model.init(KEY)
+        losses, measured = model.loss(params, batch, KEY), model.metrics(params, batch)
+        return params, losses, measured["loss"], jax.random.bernoulli(KEY, 0.5, (8, 4))
+
+    params, losses, measured, kept = values(batch)
+    kept = batch["x"][:5] * np.asarray(kept)[:5]
+    for got, x in ((losses, kept), (measured, batch["x"][:5])):
         logits = x.astype(np.float64) @ np.asarray(params["w"])
         expected = np.log(np.exp(logits).sum(1)) - logits[:, 0]
         np.testing.assert_allclose(got[:5], expected, rtol=1e-5)

@@ -44,7 +44,7 @@ def assert_close(got, expected):
     )
 
 
-LOWERINGS = ("auto", "patches", "lax")
+LOWERINGS: tuple[layers.Lowering, ...] = ("auto", "patches", "lax")
 SIZES = ((3, 3), (2, 5), (1, 1))
 
 

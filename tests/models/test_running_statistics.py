@@ -1,5 +1,7 @@
 """Models with running statistics: averaged by weight, never stepped by an optimiser."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -133,7 +135,7 @@ def test_a_round_of_batch_normalisation_is_the_one_derived_by_hand(name):
     weights, stats = one_round(*start(), data, change)
     assert_is(result.state.params, weights, stats)
     # Evaluation uses the running statistics.
-    x, y = (data.test.examples[k].astype(np.float64) for k in "xy")
+    x, y = (data.splits["test"].examples[k].astype(np.float64) for k in "xy")
     unit = (x - stats["mean"]) / np.sqrt(stats["var"] + 1e-5)
     outputs = (weights["scale"] * unit + weights["shift"]) @ weights["kernel"]
     loss = np.square(outputs + weights["bias"] - y).mean() / 2
@@ -170,7 +172,7 @@ def test_the_server_averages_statistics_and_rounds_counters():
     adam = optax.adam(0.1)
     state = server.init(adam, params)
     # Sums of three clients with weights 1, 2 and 4, one variance 0 at all of them.
-    sums = {"var": jnp.float32([1 + 4 + 4, 0]), "count": jnp.float32(8 + 18 + 44)}
+    sums: Any = {"var": jnp.float32([9, 0]), "count": jnp.float32(8 + 18 + 44)}
     update = Stateful({"w": jnp.float32(0.5)}, Mean(sums, jnp.float32(7)))
     new, state = server.step(adam, params, state, update)
     np.testing.assert_allclose(new.stats["var"], [9 / 7, 0], rtol=1e-6)
