@@ -1,6 +1,6 @@
 """Every lowering of convolution and pooling computes what `lax` computes."""
 
-import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -56,10 +56,10 @@ def test_conv_matches_lax_with_gradients(padding):
         for i, size in enumerate(SIZES):
             kernel = normal(1 + i, *size, 3, 4)
             cotangent = normal(5, *reference_conv(x, kernel, padding).shape)
-            run = functools.partial(with_gradients, cotangent=cotangent)
+            run = partial(with_gradients, cotangent=cotangent)
             expected = run(lambda x, k: reference_conv(x, k, padding))(x, kernel)
             for how in LOWERINGS:
-                got = run(lambda x, k, how=how: layers.conv(x, k, padding, how))
+                got = run(partial(layers.conv, padding=padding, lowering=how))
                 pairs.append((got(x, kernel), expected))
         return pairs
 
@@ -76,12 +76,12 @@ def test_conv_under_vmap_over_clients(padding, kernel_axis):
     def compare(x):
         kernels = kernel if kernel_axis == 0 else jnp.stack([kernel] * 3)
         shape = reference_conv(x[0], kernels[0], padding).shape
-        run = functools.partial(with_gradients, cotangent=normal(2, *shape))
+        run = partial(with_gradients, cotangent=normal(2, *shape))
         reference = run(lambda x, k: reference_conv(x, k, padding))
         alone = [reference(x[i], kernels[i]) for i in range(3)]
         got = []
         for how in LOWERINGS:
-            one = run(lambda x, k, how=how: layers.conv(x, k, padding, how))
+            one = run(partial(layers.conv, padding=padding, lowering=how))
             got.append(jax.vmap(one, in_axes=(0, kernel_axis))(x, kernel))
         return got, jax.tree.map(lambda *rows: jnp.stack(rows), *alone)
 
@@ -144,14 +144,14 @@ def test_max_pool_matches_reduce_window_with_gradients(window):
     @jax.jit
     def compare(x):
         cotangent = normal(1, *reference_pool(x, window).shape)
-        run = functools.partial(with_gradients, cotangent=cotangent)
+        run = partial(with_gradients, cotangent=cotangent)
         reference = run(lambda x: reference_pool(x, window))
         clients = jnp.stack([x, -x, 2 * x])
         alone = [reference(client) for client in clients]
         expected = reference(x), jax.tree.map(lambda *r: jnp.stack(r), *alone)
         got = []
         for how in LOWERINGS:
-            one = run(lambda x, how=how: layers.max_pool(x, window, how))
+            one = run(partial(layers.max_pool, window=window, lowering=how))
             got.append((one(x), jax.vmap(one)(clients)))
         return got, expected
 

@@ -373,9 +373,7 @@ def test_a_federation_learns_a_sequence():
     data = FederatedData.from_lists(clients, clients)
     model = models.char_lstm(7, 5, hidden=(16,))
     algorithm = fedavg.make(fedavg.Config(client_lr=2.0, batch_size=5), model.loss)
-    result = simulate(
-        algorithm, data, model, rounds=20, cohort_size=4, eval_every=20, progress=False
-    )
+    result = simulate(algorithm, data, model, rounds=20, cohort_size=4, progress=False)
     assert result.final("test_accuracy")[0] > 0.9
 
 
