@@ -127,13 +127,9 @@ def test_max_pool_sends_the_gradient_to_the_first_maximum():
 
     @jax.jit
     def gradients(x):
-        return [
-            with_gradients(
-                lambda x, how=how: layers.max_pool(x, (2, 2), how),
-                jnp.ones((2, 1, 1, 1)),
-            )(x)[1]
-            for how in LOWERINGS
-        ]
+        run = partial(with_gradients, cotangent=jnp.ones((2, 1, 1, 1)))
+        pool = [partial(layers.max_pool, lowering=how) for how in LOWERINGS]
+        return [run(one)(x)[1] for one in pool]
 
     for (gradient,) in gradients(x):
         np.testing.assert_array_equal(gradient.reshape(2, 4), [[1, 0, 0, 0]] * 2)
