@@ -4,7 +4,9 @@ In training a network is told that it trains, draws from the key of the step, an
 normalises by the real rows of a batch; in evaluation it is deterministic and uses its
 running statistics. Rows that `example_mask` hides are zeros on the way in, and their
 labels missing or 0, so that not even a NaN in them reaches a gradient. Where `example`
-is of floats, `x` of integers or bools is converted.
+is of floats, `x` of integers or bools is converted. When tracing, ValueError where `x`
+or `y` has another shape, and where batch normalisation sees an array whose leading axis
+is not the batch.
 """
 
 import contextlib
@@ -29,6 +31,7 @@ from fedjax_core.types import Batch, Key, Metrics, Params, PyTree, Stateful, tra
 
 Array: TypeAlias = jax.Array
 Example: TypeAlias = np.ndarray | jax.Array | jax.ShapeDtypeStruct
+"""Shape and dtype of ONE example's `x`, without the batch axis."""
 
 
 def classifier(
@@ -47,9 +50,7 @@ def classifier(
       missing: a label that is not scored, see `classes`.
 
     Raises:
-      ValueError: `example_shape` holds a size below 1; when tracing, `x` does not
-        have this shape or `y` is not one label per example.
-      TypeError: `example_shape` holds something else than ints, `y` is not integer.
+      ValueError, TypeError: `example_shape` holds what is not an int >= 1.
     """
     for size in example_shape:
         check.positive_int(example_shape=size)
@@ -69,8 +70,7 @@ def language_model(module: nn.Module, length: int, pad: int = 0) -> Model:
       pad: the token that fills up pieces.
 
     Raises:
-      ValueError: `length` below 1; when tracing, `x` or `y` of another shape.
-      TypeError: `length` is not an int, `y` is not integer.
+      ValueError, TypeError: `length` is not an int >= 1.
     """
     check.positive_int(length=length)
     return classifier(module, (length,), jnp.int32, missing=pad)
@@ -88,7 +88,7 @@ def from_functions(
       init: key -> params, any pytree of arrays.
       apply: (params, x [B, ...], key) -> outputs [B, ...]; the key is None in
         evaluation.
-      example: shape and dtype of ONE example's `x`, without the batch axis.
+      example: shape and dtype of one example's `x`.
       task: what the outputs are for.
     """
     return _model(init, lambda p, x, _, key: (apply(p, x, key), ()), example, task)
@@ -104,12 +104,8 @@ def from_linen(module: nn.Module, example: Example, task: Task) -> Model:
 
     Args:
       module: maps `x` [B, ...] to outputs [B, ...].
-      example: shape and dtype of ONE example's `x`, without the batch axis.
+      example: shape and dtype of one example's `x`.
       task: what the outputs are for.
-
-    Raises:
-      ValueError: when tracing, batch normalisation of an array whose leading axis is
-        not the batch.
     """
     names = inspect.signature(type(module).__call__).parameters
 
@@ -149,12 +145,8 @@ def from_nnx(
 
     Args:
       make: rngs -> module, which maps `x` [B, ...] to outputs [B, ...].
-      example: shape and dtype of ONE example's `x`, without the batch axis.
+      example: shape and dtype of one example's `x`.
       task: what the outputs are for.
-
-    Raises:
-      ValueError: when tracing, batch normalisation of an array whose leading axis is
-        not the batch.
     """
 
     def split(module: nnx.Module) -> Any:
@@ -230,7 +222,7 @@ def _model(
             mask = mask.astype(bool)
             for name, values in batch.items():
                 fill = (missing or 0) if name == "y" else 0
-                fill = jnp.asarray(fill, values.dtype)
+                fill = np.asarray(fill).astype(values.dtype)
                 batch[name] = jnp.where(along_rows(mask, values), values, fill)
         outputs, stats = apply(params, batch["x"], mask, key)
         wide = jnp.promote_types(outputs.dtype, jnp.float32)

@@ -13,7 +13,6 @@ The "patches" forms define their own reverse derivative: forward-mode differenti
 (`jax.jvp`, `jax.hessian`) needs the lowering "lax".
 """
 
-import functools
 from typing import Literal, TypeAlias
 
 import flax.linen as nn
@@ -28,6 +27,8 @@ from fedjax_core.arrays import as_float
 Array: TypeAlias = jax.Array
 Lowering: TypeAlias = Literal["auto", "patches", "lax"]
 Padding: TypeAlias = Literal["VALID", "SAME"]
+
+_GLOROT = nn.initializers.glorot_uniform()
 
 
 def conv(
@@ -65,9 +66,8 @@ def conv(
             x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
     if padding == "SAME":
-        before = [(size - 1) // 2 for size in kernel.shape[:2]]
-        after = [size // 2 for size in kernel.shape[:2]]
-        x = jnp.pad(x, ((0, 0), *zip(before, after, strict=True), (0, 0)))
+        rows, columns = (((size - 1) // 2, size // 2) for size in kernel.shape[:2])
+        x = jnp.pad(x, ((0, 0), rows, columns, (0, 0)))
     return _patch_conv(x, kernel)
 
 
@@ -92,7 +92,7 @@ def max_pool(
       ValueError: "patches" with a window that does not divide the image.
     """
     x = as_float(x)
-    _, height, width, _ = x.shape
+    batch, height, width, channels = x.shape
     rows, columns = window
     divides = height % rows == 0 and width % columns == 0
     if lowering == "patches" and not divides:
@@ -102,7 +102,8 @@ def max_pool(
     if _resolve(lowering) == "lax" or not divides:
         strides = (1, rows, columns, 1)
         return lax.reduce_window(x, -jnp.inf, lax.max, strides, strides, "VALID")
-    return _reshape_pool(x, rows, columns)
+    shape = (batch, height // rows, rows, width // columns, columns, channels)
+    return _max_of_windows(x.reshape(shape))
 
 
 class Conv(nn.Module):
@@ -120,7 +121,7 @@ class Conv(nn.Module):
     kernel_size: tuple[int, int] = (3, 3)
     padding: Padding = "VALID"
     lowering: Lowering = "auto"
-    kernel_init: nn.initializers.Initializer = nn.initializers.glorot_uniform()
+    kernel_init: nn.initializers.Initializer = _GLOROT
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -213,10 +214,6 @@ def _patch_conv(x: Array, kernel: Array) -> Array:
     return y.reshape(x.shape[0], *_valid_size(x, kernel), kernel.shape[-1])
 
 
-def _patch_conv_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _patch_conv(x, kernel), (x, kernel)
-
-
 def _patch_conv_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, kernel = saved
 
@@ -236,7 +233,7 @@ def _patch_conv_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, 
     return dx.reshape(x.shape), dkernel.sum(0).reshape(kernel.shape)
 
 
-_patch_conv.defvjp(_patch_conv_forward, _patch_conv_backward)
+_patch_conv.defvjp(lambda *args: (_patch_conv(*args), args), _patch_conv_backward)
 
 
 def _chunk(x: Array, kernel: Array) -> Array:
@@ -285,42 +282,29 @@ def _add_patches(patches: Array, x: Array, kernel: Array) -> Array:
 # ---- pooling as a reduction of a reshaped array ----
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _reshape_pool(x: Array, rows: int, columns: int) -> Array:
-    """`max_pool` where the window divides the image."""
-    return _windows(x, rows, columns).max((2, 4))
+@jax.custom_vjp
+def _max_of_windows(x: Array) -> Array:
+    """[B, H', rows, W', columns, C] to [B, H', W', C]."""
+    return x.max((2, 4))
 
 
-def _reshape_pool_forward(
-    x: Array, rows: int, columns: int
-) -> tuple[Array, tuple[Array, Array]]:
-    windows = _windows(x, rows, columns)
-    y = windows.max((2, 4))
-    return y, (windows, y)
-
-
-def _reshape_pool_backward(
-    rows: int, columns: int, saved: tuple[Array, Array], dy: Array
-) -> tuple[Array]:
-    windows, y = saved
+def _max_of_windows_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array]:
+    x, y = saved
     taken = jnp.zeros(y.shape, bool)
     by_row = []
-    for i in range(rows):
+    for i in range(x.shape[2]):
         in_row = []
-        for j in range(columns):
-            first = (windows[:, :, i, :, j] == y) & ~taken
+        for j in range(x.shape[4]):
+            first = (x[:, :, i, :, j] == y) & ~taken
             taken |= first
             in_row.append(jnp.where(first, dy, 0))
         by_row.append(jnp.stack(in_row, 3))
-    batch, height, _, width, _, channels = windows.shape
-    dx = jnp.stack(by_row, 2)
-    return (dx.reshape(batch, height * rows, width * columns, channels),)
+    return (jnp.stack(by_row, 2),)
 
 
-_reshape_pool.defvjp(_reshape_pool_forward, _reshape_pool_backward)
+def _max_of_windows_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    y = _max_of_windows(x)
+    return y, (x, y)
 
 
-def _windows(x: Array, rows: int, columns: int) -> Array:
-    """[B, H, W, C] to [B, H / rows, rows, W / columns, columns, C]."""
-    batch, height, width, channels = x.shape
-    return x.reshape(batch, height // rows, rows, width // columns, columns, channels)
+_max_of_windows.defvjp(_max_of_windows_forward, _max_of_windows_backward)

@@ -59,10 +59,9 @@ def classes(missing: int | None = None) -> Task:
             scored = y != missing
             y = jnp.where(scored, y, 0)
         losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
-        correct = jnp.argmax(logits, axis=-1) == y
-        # A factor and no choice, so that gradients are NaN as well.
-        known = jnp.where((y >= 0) & (y < logits.shape[-1]), 1.0, jnp.nan)
-        return losses * known, correct * known, scored
+        correct = (jnp.argmax(logits, axis=-1) == y).astype(logits.dtype)
+        known = (y >= 0) & (y < logits.shape[-1])
+        return losses * _valid(known), jnp.where(known, correct, _valid(known)), scored
 
     def mean(values: Array, scored: Array) -> Mean:
         axes = tuple(range(1, values.ndim))
@@ -100,7 +99,7 @@ def multi_label() -> Task:
         losses = optax.losses.sigmoid_binary_cross_entropy(
             logits, y.astype(logits.dtype)
         )
-        return jnp.mean(losses * jnp.where((y == 0) | (y == 1), 1.0, jnp.nan), axis=-1)
+        return jnp.mean(losses * _valid((y == 0) | (y == 1)), axis=-1)
 
     def metrics(logits: Array, batch: Batch) -> Metrics:
         y = _targets(batch, logits.shape)
@@ -141,6 +140,12 @@ class Auroc(NamedTuple):
         below = jnp.cumsum(self.negative, axis=-1) - self.negative / 2
         won = (self.positive * below).sum(-1)
         return won / jnp.where(self.count > 0, self.count, jnp.nan)
+
+
+def _valid(known: Array) -> Array:
+    """1, or NaN where a label is not known: a factor that reaches gradients too."""
+    # Not the constant, at which `jax_debug_nans` would stop.
+    return jnp.sqrt(jnp.where(known, jnp.float32(1), jnp.float32(-1)))
 
 
 def _targets(batch: Batch, shape: tuple[int, ...]) -> Array:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core import check
-from fedjax_core.models.adapters import classifier, language_model
+from fedjax_core.models.adapters import classifier
 from fedjax_core.models.layers import Conv, Dense, Lowering, max_pool
 from fedjax_core.models.model import Ids, Model
 from fedjax_core.models.recurrent import LSTM
@@ -30,15 +30,10 @@ def _small(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype) -> jax.Array:
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU between them; with no hidden layer it is linear.
-
-    Attributes:
-      num_classes: number of logits.
-      hidden: widths of the hidden layers.
-    """
+    """Dense layers with ReLU between them; with no hidden layer it is linear."""
 
     num_classes: int
-    hidden: Sequence[int] = ()
+    hidden: Sequence[int] = ()  # widths
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -49,19 +44,12 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Two 3x3 convolutions, one pooling, one hidden layer.
-
-    Attributes:
-      num_classes: number of logits.
-      channels: features of the two convolutions, both without padding.
-      hidden: width of the dense layer after the pooling.
-      lowering: how convolutions and pooling are computed, see `layers`.
-    """
+    """Two 3x3 convolutions without padding, one pooling, one hidden layer."""
 
     num_classes: int
-    channels: tuple[int, int] = (32, 64)
-    hidden: int = 128
-    lowering: Lowering = "auto"
+    channels: tuple[int, int] = (32, 64)  # features of the convolutions
+    hidden: int = 128  # width
+    lowering: Lowering = "auto"  # see `layers`
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -77,19 +65,12 @@ class CNN(nn.Module):
 
 
 class CharLSTM(nn.Module):
-    """An embedding, recurrent layers and a dense layer, for the next token.
+    """An embedding, recurrent layers and a dense layer, for the next token."""
 
-    Attributes:
-      num_ids: tokens, and logits.
-      embedding: width of the embedding.
-      hidden: widths of the LSTM layers.
-      every_position: predict after every token, or after the last one only.
-    """
-
-    num_ids: int
-    embedding: int = 8
-    hidden: Sequence[int] = (256, 256)
-    every_position: bool = True
+    num_ids: int  # tokens, and logits
+    embedding: int = 8  # width
+    hidden: Sequence[int] = (256, 256)  # widths of the LSTM layers
+    every_position: bool = True  # predict after every token, or after the last alone
 
     @nn.compact
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -123,16 +104,15 @@ def mlp(
       num_classes: number of labels.
       hidden: widths of the hidden layers, all followed by a ReLU.
     """
-    check.positive_int(num_classes=num_classes)
-    _check_widths(hidden)
+    _check_sizes(hidden, num_classes=num_classes)
     return classifier(MLP(num_classes, tuple(hidden)), (num_features,))
 
 
 def emnist_cnn(num_classes: int = 62, *, lowering: Lowering = "auto") -> Model:
-    """The CNN for EMNIST of FedOpt, without its dropout: 1,206,590 parameters.
+    """The CNN for EMNIST of Reddi et al. (2021), without its dropout.
 
-    The model of Reddi et al. (2021) for character recognition, of images [B, 28, 28,
-    1] and 62 classes (10 for digits alone). `lowering` is as in `layers`.
+    1,206,590 parameters for images [B, 28, 28, 1] of 62 classes (10 for digits alone).
+    `lowering` is as in `layers`.
     """
     check.positive_int(num_classes=num_classes)
     return classifier(CNN(num_classes, lowering=lowering), (28, 28, 1))
@@ -176,16 +156,14 @@ def char_lstm(
         padding and not scored; see `language_model`. False: `y` [B] is the one id
         that follows `x`, the task of LEAF (Caldas et al., arXiv:1812.01097).
     """
-    check.positive_int(num_ids=num_ids, length=length, embedding=embedding)
-    _check_widths(hidden)
+    _check_sizes(hidden, num_ids=num_ids, length=length, embedding=embedding)
     module = CharLSTM(num_ids, embedding, tuple(hidden), every_position)
-    if every_position:
-        model = language_model(module, length)
-    else:
-        model = classifier(module, (length,), jnp.int32)
+    pad = 0 if every_position else None
+    model = classifier(module, (length,), jnp.int32, missing=pad)
     return model._replace(ids={"x": Ids(num_ids), **model.ids})
 
 
-def _check_widths(hidden: Sequence[int]) -> None:
+def _check_sizes(hidden: Sequence[int], **sizes: int) -> None:
+    check.positive_int(**sizes)
     for width in hidden:
         check.positive_int(hidden=width)

@@ -1,5 +1,7 @@
 """Every lowering of convolution and pooling computes what `lax` computes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,32 +44,50 @@ def assert_close(got, expected):
     )
 
 
+LOWERINGS: tuple[layers.Lowering, ...] = ("auto", "patches", "lax")
+SIZES = ((3, 3), (2, 5), (1, 1))
+
+
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
-@pytest.mark.parametrize("size", [(3, 3), (2, 5), (1, 1)])
-@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
-def test_conv_matches_lax_with_gradients(padding, size, lowering):
-    x, kernel = normal(0, 2, 7, 8, 3), normal(1, *size, 3, 4)
-    cotangent = normal(2, *reference_conv(x, kernel, padding).shape)
-    got = with_gradients(lambda x, k: layers.conv(x, k, padding, lowering), cotangent)
-    expected = with_gradients(lambda x, k: reference_conv(x, k, padding), cotangent)
-    assert_close(jax.jit(got)(x, kernel), expected(x, kernel))
+def test_conv_matches_lax_with_gradients(padding):
+    @jax.jit
+    def compare(x):
+        pairs = []
+        for i, size in enumerate(SIZES):
+            kernel = normal(1 + i, *size, 3, 4)
+            cotangent = normal(5, *reference_conv(x, kernel, padding).shape)
+            run = partial(with_gradients, cotangent=cotangent)
+            expected = run(lambda x, k: reference_conv(x, k, padding))(x, kernel)
+            for how in LOWERINGS:
+                got = run(partial(layers.conv, padding=padding, lowering=how))
+                pairs.append((got(x, kernel), expected))
+        return pairs
+
+    for got, expected in compare(normal(0, 2, 7, 8, 3)):
+        assert_close(got, expected)
 
 
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize("kernel_axis", [0, None])
-@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
-def test_conv_under_vmap_over_clients(padding, kernel_axis, lowering):
-    x = normal(0, 3, 2, 6, 6, 2)
+def test_conv_under_vmap_over_clients(padding, kernel_axis):
     kernel = normal(1, 3, 3, 3, 2, 4) if kernel_axis == 0 else normal(1, 3, 3, 2, 4)
-    kernel_of = (lambda i: kernel[i]) if kernel_axis == 0 else (lambda i: kernel)
-    y = [reference_conv(x[i], kernel_of(i), padding) for i in range(3)]
-    cotangent = normal(2, *y[0].shape)
 
-    one = with_gradients(lambda x, k: layers.conv(x, k, padding, lowering), cotangent)
-    got = jax.jit(jax.vmap(one, in_axes=(0, kernel_axis)))(x, kernel)
-    reference = with_gradients(lambda x, k: reference_conv(x, k, padding), cotangent)
-    expected = [reference(x[i], kernel_of(i)) for i in range(3)]
-    assert_close(got, jax.tree.map(lambda *rows: jnp.stack(rows), *expected))
+    @jax.jit
+    def compare(x):
+        kernels = kernel if kernel_axis == 0 else jnp.stack([kernel] * 3)
+        shape = reference_conv(x[0], kernels[0], padding).shape
+        run = partial(with_gradients, cotangent=normal(2, *shape))
+        reference = run(lambda x, k: reference_conv(x, k, padding))
+        alone = [reference(x[i], kernels[i]) for i in range(3)]
+        got = []
+        for how in LOWERINGS:
+            one = run(partial(layers.conv, padding=padding, lowering=how))
+            got.append(jax.vmap(one, in_axes=(0, kernel_axis))(x, kernel))
+        return got, jax.tree.map(lambda *rows: jnp.stack(rows), *alone)
+
+    got, expected = compare(normal(0, 3, 2, 6, 6, 2))
+    for values in got:
+        assert_close(values, expected)
 
 
 def test_conv_inside_a_loop_with_a_data_dependent_bound():
@@ -102,29 +122,38 @@ def test_conv_in_chunks_of_the_batch(monkeypatch, patch_bytes):
     assert_close(jax.jit(got)(x, kernel), expected(x, kernel))
 
 
-@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
-def test_max_pool_sends_the_gradient_to_the_first_maximum(lowering):
-    x = jnp.asarray([[1.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)
-    flat = jnp.zeros((1, 2, 2, 1))
-    f = with_gradients(
-        lambda x: layers.max_pool(x, (2, 2), lowering), jnp.ones((1,) * 4)
-    )
-    for image in (x, flat):
-        _, (gradient,) = f(image)
-        np.testing.assert_array_equal(gradient.ravel(), [1, 0, 0, 0])
+def test_max_pool_sends_the_gradient_to_the_first_maximum():
+    x = jnp.asarray([[[1.0, 1.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])[..., None]
+
+    @jax.jit
+    def gradients(x):
+        run = partial(with_gradients, cotangent=jnp.ones((2, 1, 1, 1)))
+        pool = [partial(layers.max_pool, lowering=how) for how in LOWERINGS]
+        return [run(one)(x)[1] for one in pool]
+
+    for (gradient,) in gradients(x):
+        np.testing.assert_array_equal(gradient.reshape(2, 4), [[1, 0, 0, 0]] * 2)
 
 
 @pytest.mark.parametrize("window", [(2, 2), (2, 3), (1, 1)])
-@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
-def test_max_pool_matches_reduce_window_with_gradients(window, lowering):
-    x = normal(0, 2, 4, 6, 3)
-    cotangent = normal(1, *reference_pool(x, window).shape)
-    got = with_gradients(lambda x: layers.max_pool(x, window, lowering), cotangent)
-    expected = with_gradients(lambda x: reference_pool(x, window), cotangent)
-    assert_close(jax.jit(got)(x), expected(x))
-    clients = jnp.stack([x, -x, 2 * x])
-    stacked = jax.tree.map(lambda *r: jnp.stack(r), *map(expected, clients))
-    assert_close(jax.jit(jax.vmap(got))(clients), stacked)
+def test_max_pool_matches_reduce_window_with_gradients(window):
+    @jax.jit
+    def compare(x):
+        cotangent = normal(1, *reference_pool(x, window).shape)
+        run = partial(with_gradients, cotangent=cotangent)
+        reference = run(lambda x: reference_pool(x, window))
+        clients = jnp.stack([x, -x, 2 * x])
+        alone = [reference(client) for client in clients]
+        expected = reference(x), jax.tree.map(lambda *r: jnp.stack(r), *alone)
+        got = []
+        for how in LOWERINGS:
+            one = run(partial(layers.max_pool, window=window, lowering=how))
+            got.append((one(x), jax.vmap(one)(clients)))
+        return got, expected
+
+    got, expected = compare(normal(0, 2, 4, 6, 3))
+    for values in got:
+        assert_close(values, expected)
 
 
 def test_max_pool_drops_what_does_not_fill_a_window():
@@ -134,16 +163,34 @@ def test_max_pool_drops_what_does_not_fill_a_window():
         layers.max_pool(x, lowering="patches")
 
 
-@pytest.mark.parametrize("lowering", ["auto", "patches", "lax"])
-def test_conv_module_is_convolution_plus_bias(lowering):
-    module = layers.Conv(4, (3, 2), padding="SAME", lowering=lowering)
+def test_conv_module_is_convolution_plus_bias():
     x = normal(0, 2, 5, 5, 3)
-    shapes = jax.tree.map(jnp.shape, module.init(jax.random.key(0), x)["params"])
-    assert shapes == {"kernel": (3, 2, 3, 4), "bias": (4,)}
     params = {"kernel": normal(1, 3, 2, 3, 4), "bias": normal(2, 4)}
     expected = reference_conv(x, params["kernel"], "SAME")
     expected += params["bias"].reshape(1, 1, 1, 4)
-    assert_close(module.apply({"params": params}, x), expected)
+    for how in LOWERINGS:
+        module = layers.Conv(4, (3, 2), padding="SAME", lowering=how)
+        shapes = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
+        assert jax.tree.map(lambda s: s.shape, shapes) == {
+            "kernel": (3, 2, 3, 4),
+            "bias": (4,),
+        }
+        assert_close(jax.jit(module.apply)({"params": params}, x), expected)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "bool"])
+def test_images_of_integers_are_images_of_floats(dtype):
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 2, (2, 4, 4, 1)))
+
+    @jax.jit
+    def values(x):
+        kernel = normal(1, 3, 3, 1, 2)
+        return [layers.max_pool(x, lowering=how) for how in LOWERINGS] + [
+            layers.conv(x, kernel, lowering=how) for how in LOWERINGS
+        ]
+
+    got, expected = values(x.astype(dtype)), values(x.astype(jnp.float32))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 def test_errors_name_the_argument():

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_core import FederatedData, LocalWork, evaluate, models, simulate
 from fedjax_core.algorithms import fedavg
-from fedjax_core.models import classifier, language_model
+from fedjax_core.models import classifier, language_model, layers
 from fedjax_core.models.model import Model
 
 KEY = jax.random.key(0)
@@ -54,22 +54,158 @@ def test_parameter_counts_are_the_published_ones(name):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == expected
 
 
-@pytest.mark.parametrize("name", ["2nn", "emnist_cnn", "cifar_cnn"])
-def test_values_are_per_example_and_rows_do_not_mix(name):
+class Tiny(nn.Module):
+    """What `CNN` is made of, as small as it gets."""
+
+    lowering: layers.Lowering = "auto"
+
+    @nn.compact
+    def __call__(self, x):
+        x = layers.Conv(3, lowering=self.lowering)(x)
+        x = nn.relu(layers.max_pool(x, lowering=self.lowering))
+        return layers.Dense(3)(x.reshape(x.shape[0], -1))
+
+
+# Every kind of the zoo: model, shape of an example.
+KINDS = {
+    "logistic_regression": (models.logistic_regression(6, 3), (6,)),
+    "mlp": (models.mlp(6, 3, hidden=(5,)), (6,)),
+    "cnn": (models.classifier(Tiny(), (6, 6, 1)), (6, 6, 1)),
+    "cnn_lax": (models.classifier(Tiny("lax"), (6, 6, 1)), (6, 6, 1)),
+}
+
+
+@pytest.mark.parametrize("name", ["emnist_cnn", "cifar_cnn"])
+def test_shapes_and_dtypes_of_the_large_networks(name):
     make, shape, _ = ZOO[name]
     model, batch = make(), batch_of(shape)
-    params = model.init(KEY)
-    loss = jax.jit(model.loss)(params, batch, KEY)
-    metrics = jax.jit(model.metrics)(params, batch)
-    assert loss.shape == (4,)
-    assert loss.dtype == jnp.float32
+
+    def values(batch):
+        params = model.init(KEY)
+        return model.loss(params, batch, KEY), model.metrics(params, batch)
+
+    loss, metrics = jax.eval_shape(values, batch)
     assert set(metrics) == {"loss", "accuracy"}
+    for x in (loss, *metrics.values()):
+        assert (x.shape, x.dtype) == ((4,), jnp.float32)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_values_are_per_example_and_rows_do_not_mix(name):
+    model, shape = KINDS[name]
+    batch, params = batch_of(shape), jax.jit(model.init)(KEY)
+    batch.pop("example_mask")
+
+    @jax.jit
+    def values(batch):
+        return model.loss(params, batch, KEY), model.metrics(params, batch)
+
+    loss, metrics = values(batch)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-6)
     np.testing.assert_array_equal(np.isin(metrics["accuracy"], [0, 1]), True)
-    for i in (0, 2):
-        alone = {k: v[i : i + 1] for k, v in batch.items()}
-        got = model.loss(params, alone, KEY)
-        np.testing.assert_allclose(got[0], loss[i], rtol=1e-4)
+    # Row 2 beside other rows.
+    others = batch["x"].at[jnp.array([0, 1, 3])].multiply(-3.0)
+    np.testing.assert_allclose(values({**batch, "x": others})[0][2], loss[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_integers_train_like_floats(name):
+    model, shape = KINDS[name]
+    batch = batch_of(shape)
+    bits = np.random.default_rng(0).integers(0, 2, batch["x"].shape)
+
+    @jax.jit
+    def results(params, bits):
+        return [
+            jax.value_and_grad(mean_loss(model, {**batch, "x": bits.astype(dtype)}))(
+                params
+            )
+            for dtype in ("float32", "uint8", "int32", "bool")
+        ]
+
+    expected, *got = results(jax.jit(model.init)(KEY), jnp.asarray(bits))
+    for values in got:
+        jax.tree.map(np.testing.assert_array_equal, values, expected)
+    assert all(np.any(g) for g in jax.tree.leaves(expected[1]))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_float64_stays_float64(name, x64):
+    model, shape = KINDS[name]
+    batch = batch_of(shape)
+    batch["x"] = batch["x"].astype(jnp.float64)
+    wide = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float64),
+        jax.eval_shape(model.init, KEY),
+    )
+    values = jax.eval_shape(
+        lambda p: (jax.value_and_grad(mean_loss(model, batch))(p), p), wide
+    )
+    assert {x.dtype for x in jax.tree.leaves(values)} == {jnp.dtype(jnp.float64)}
+
+
+def test_debugging_aids_find_nothing_to_complain_about():
+    jax.config.update("jax_debug_nans", True)
+    try:
+        model, shape = KINDS["mlp"]
+        batch, params = batch_of(shape), jax.jit(model.init)(KEY)
+        expected = jax.jit(jax.value_and_grad(mean_loss(model, batch)))(params)
+        with jax.disable_jit():
+            got = jax.value_and_grad(mean_loss(model, batch))(params)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            got,
+            expected,
+        )
+    finally:
+        jax.config.update("jax_debug_nans", False)
+
+
+@pytest.mark.parametrize("label", [-1, 5, 255])
+def test_a_label_out_of_range_is_nan_and_not_learned(label):
+    model, batch = models.logistic_regression(6, 5), batch_of((6,), 5)
+    batch = {**batch, "y": batch["y"].at[2].set(label)}
+    batch.pop("example_mask")
+
+    @jax.jit
+    def values(batch):
+        params = model.init(KEY)
+        gradient = jax.grad(lambda p: model.loss(p, batch, KEY).sum())(params)
+        return model.loss(params, batch, KEY), gradient, model.metrics(params, batch)
+
+    losses, gradient, metrics = values(batch)
+    for x in (losses, metrics["loss"], metrics["accuracy"]):
+        np.testing.assert_array_equal(np.isnan(x), [False, False, True, False])
+    assert all(np.isnan(g).any() for g in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("missing", [-1, 255])
+def test_missing_labels_are_not_scored(missing):
+    module = nn.Dense(3)
+    plain = models.classifier(module, (6,))
+    model = models.classifier(module, (6,), missing=missing)
+    batch = batch_of((6,))
+    batch.pop("example_mask")
+    hole = {**batch, "y": batch["y"].at[1].set(missing)}
+    rest = {k: v[np.array([0, 2, 3])] for k, v in batch.items()}
+
+    @jax.jit
+    def values(hole, rest):
+        params = model.init(KEY)
+        return (
+            model.loss(params, hole, KEY),
+            plain.loss(params, rest, KEY),
+            jax.grad(lambda p: model.loss(p, hole, KEY).sum())(params),
+            jax.grad(lambda p: plain.loss(p, rest, KEY).sum())(params),
+            model.metrics(params, hole)["loss"],
+        )
+
+    losses, expected, got, others, loss = values(hole, rest)
+    expected = np.insert(expected, 1, 0)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, others)
+    np.testing.assert_allclose(loss.total, expected, rtol=1e-6)
+    np.testing.assert_array_equal(loss.count, [1, 0, 1, 1])
 
 
 def test_cross_entropy_and_accuracy_match_the_formula():
@@ -86,23 +222,22 @@ def test_cross_entropy_and_accuracy_match_the_formula():
     np.testing.assert_array_equal(metrics["accuracy"], logits.argmax(1) == y)
 
 
-@pytest.mark.parametrize("name", ["logistic_regression", "emnist_cnn"])
+@pytest.mark.parametrize("name", ["logistic_regression", "cnn"])
 def test_masked_rows_may_hold_anything(name):
-    make, shape, _ = ZOO[name]
-    model, batch = make(), batch_of(shape)
+    model, shape = KINDS[name]
+    batch = batch_of(shape)
     spoilt = dict(batch)
     hidden = np.array([1, 3])
     spoilt["x"] = batch["x"].at[hidden].set(jnp.nan)
     spoilt["y"] = batch["y"].at[hidden].set(-7)
-    params = model.init(KEY)
-    expected = jax.jit(jax.value_and_grad(mean_loss(model, batch)))(params)
-    got = jax.jit(jax.value_and_grad(mean_loss(model, spoilt)))(params)
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    params = jax.jit(model.init)(KEY)
+    run = jax.jit(lambda batch: jax.value_and_grad(mean_loss(model, batch))(params))
+    jax.tree.map(np.testing.assert_array_equal, run(spoilt), run(batch))
 
 
 def test_lowerings_agree_on_loss_and_gradient():
     batch = batch_of((28, 28, 1))
-    params = models.emnist_cnn().init(KEY)
+    params = jax.jit(models.emnist_cnn().init)(KEY)
     results = [
         jax.jit(jax.value_and_grad(mean_loss(models.emnist_cnn(lowering=how), batch)))(
             params
@@ -132,6 +267,20 @@ def tiny():
     return models.char_lstm(7, 5, 3, (4, 6)), jax.jit(logits)
 
 
+@pytest.fixture(scope="module")
+def text_model():
+    """The tiny model, its logits, its parameters, and all values of a batch."""
+    model, logits = tiny()
+
+    @jax.jit
+    def values(params, batch):
+        loss, gradient = jax.value_and_grad(mean_loss(model, batch))(params)
+        each = model.loss(params, batch, KEY)
+        return loss, gradient, each, model.metrics(params, batch)
+
+    return model, logits, jax.jit(model.init)(KEY), values
+
+
 def texts(sizes=(4,), seed=0, length=5):
     """Clients' pieces of text, ids 1 to 6, the last of each client part padding."""
     rng = np.random.default_rng(seed)
@@ -153,34 +302,30 @@ def token_values(logits, y):
     return loss, logits.argmax(-1) == y, scored
 
 
-def test_text_is_scored_where_there_is_a_target():
-    (model, logits), packed = tiny(), texts().train
-    params = model.init(KEY)
+def test_text_is_scored_where_there_is_a_target(text_model):
+    (_, logits, params, values_of), packed = text_model, texts().train
     x, y = packed.examples.values()
     loss, right, scored = token_values(logits(params, x), y)
     assert scored.sum() == 17
     batch = {k: jnp.asarray(v) for k, v in packed.examples.items()}
+    batch["example_mask"] = jnp.ones(4, bool)
     expected = (loss * scored).sum(1) / scored.sum(1)
-    got = jax.jit(model.loss)(params, batch, KEY)
+    _, _, got, metrics = values_of(params, batch)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
-    metrics = jax.jit(model.metrics)(params, batch)
     for name, values in (("loss", loss), ("accuracy", right)):
         total, count = metrics[name]
         np.testing.assert_allclose(total, (values * scored).sum(1), rtol=1e-5)
         np.testing.assert_array_equal(count, [5, 5, 5, 2])
 
     nothing = {**batch, "y": jnp.zeros_like(batch["y"])}
-    value, gradient = jax.value_and_grad(lambda p: model.loss(p, nothing, KEY).sum())(
-        params
-    )
+    value, gradient, _, _ = values_of(params, nothing)
     assert value == 0
     assert all(not np.any(g) for g in jax.tree.leaves(gradient))
 
 
-def test_evaluation_averages_over_tokens():
+def test_evaluation_averages_over_tokens(text_model):
     sizes = (3, 0, 1, 6)
-    (model, logits), packed = tiny(), texts(sizes).train
-    params = model.init(KEY)
+    (model, logits, params, _), packed = text_model, texts(sizes).train
     x, y = packed.examples.values()
     loss, right, scored = token_values(logits(params, x), y)
     got = evaluate(model.metrics, params, packed)
@@ -192,9 +337,8 @@ def test_evaluation_averages_over_tokens():
         np.testing.assert_allclose(got.per_client[name], np.insert(means, 1, np.nan))
 
 
-def test_future_and_hidden_rows_reach_nothing():
-    (model, logits), packed = tiny(), texts().train
-    params = model.init(KEY)
+def test_future_and_hidden_rows_reach_nothing(text_model):
+    (_, logits, params, values_of), packed = text_model, texts().train
     batch = {k: jnp.asarray(v) for k, v in packed.examples.items()}
     later = batch["x"].at[:, 3:].set(1)
     now, then = (logits(params, x)[:, :3] for x in (batch["x"], later))
@@ -202,10 +346,7 @@ def test_future_and_hidden_rows_reach_nothing():
 
     batch["example_mask"] = jnp.array([True, False, True, False])
     spoilt = {**batch, "x": batch["x"].at[1].set(999), "y": batch["y"].at[3].set(-9)}
-    results = [
-        jax.jit(jax.value_and_grad(mean_loss(model, b)))(params)
-        for b in (batch, spoilt)
-    ]
+    results = [values_of(params, b)[:2] for b in (batch, spoilt)]
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
@@ -213,14 +354,14 @@ def test_one_character_from_many_is_the_last_position():
     every = models.CharLSTM(7, 3, (4,))
     last = models.CharLSTM(7, 3, (4,), every_position=False)
     x = texts().train.examples["x"]
-    params = every.init(KEY, x)
-    one, many = last.apply(params, x), every.apply(params, x)
+    params = jax.jit(every.init)(KEY, x)
+    one, many = (jax.jit(m.apply)(params, x) for m in (last, every))
     assert isinstance(one, jax.Array)
     assert isinstance(many, jax.Array)
     np.testing.assert_allclose(one, many[:, -1], rtol=1e-5)
     model = models.char_lstm(7, 5, 3, (4,), every_position=False)
     batch = {"x": jnp.asarray(x), "y": jnp.array([1, 0, 6, 2])}
-    metrics = model.metrics(model.init(KEY), batch)
+    metrics = jax.eval_shape(lambda: model.metrics(model.init(KEY), batch))
     assert metrics["loss"].shape == metrics["accuracy"].shape == (4,)
 
 
@@ -257,4 +398,4 @@ def test_errors_name_the_argument():
     model, _ = tiny()
     batch = {"x": jnp.zeros((4, 5), jnp.int32), "y": jnp.zeros(4, jnp.int32)}
     with pytest.raises(ValueError, match=r"5 targets per example, shape \(4, 5\)"):
-        model.loss(model.init(KEY), batch, KEY)
+        jax.eval_shape(lambda: model.loss(model.init(KEY), batch, KEY))

@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 from fedjax_core.models.recurrent import LSTM
@@ -77,20 +76,26 @@ def test_outputs_follow_the_formula_in_double_precision():
     np.testing.assert_allclose(ours(params, x), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_outputs_and_gradients_are_those_of_flax(run):
+def test_outputs_and_gradients_are_those_of_flax():
+    # An empty batch and a single step as well.
     arguments = make()
-    got = run(with_gradients(ours))(*arguments)
-    assert_close(got, with_gradients(flax_cell)(*arguments))
+    params, x, cotangent = arguments
+    cuts = [arguments] + [
+        (params, x[:1, cut], cotangent[:1, cut]) for cut in (slice(1), slice(0))
+    ]
+    got, expected = (
+        jax.jit(lambda cuts, f=f: [with_gradients(f)(*a) for a in cuts])(cuts)
+        for f in (ours, flax_cell)
+    )
+    assert_close(got, expected)
 
 
 def test_clients_under_vmap():
     arguments = make(clients=(4,))
     got = jax.jit(jax.vmap(with_gradients(ours)))(*arguments)
-    alone = [
-        with_gradients(flax_cell)(*jax.tree.map(lambda a, i=i: a[i], arguments))
-        for i in range(4)
-    ]
-    assert_close(got, jax.tree.map(lambda *rows: jnp.stack(rows), *alone))
+    # One client after the other, in one loop.
+    alone = jax.jit(lambda a: lax.map(lambda one: with_gradients(flax_cell)(*one), a))
+    assert_close(got, alone(arguments))
 
 
 def descend(layer, params, x, target):
@@ -117,25 +122,18 @@ def test_descent_can_be_differentiated_again():
     assert_close(got, expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("size", [1e3, 1e30])
-def test_saturated_gates_stay_finite(size):
+def test_saturated_gates_stay_finite():
     params, x, cotangent = make()
-    h, gradients = jax.jit(with_gradients(ours))(params, size * x, cotangent)
-    assert np.abs(h).max() <= 1
-    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
-
-
-def test_a_single_step_and_an_empty_batch():
-    params, x, cotangent = make()
-    for cut in (slice(1), slice(0)):
-        arguments = params, x[:1, cut], cotangent[:1, cut]
-        got = with_gradients(ours)(*arguments)
-        assert_close(got, with_gradients(flax_cell)(*arguments))
+    compiled = jax.jit(with_gradients(ours))
+    for size in (1e3, 1e30):
+        h, gradients = compiled(params, size * x, cotangent)
+        assert np.abs(h).max() <= 1
+        assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
 def test_layers_start_as_in_keras():
     x = jnp.zeros((STEPS, BATCH, CHANNELS))
-    params = LSTM(FEATURES).init(jax.random.key(0), x)["params"]
+    params = jax.jit(LSTM(FEATURES).init)(jax.random.key(0), x)["params"]
     shapes = jax.tree.map(jnp.shape, params)
     assert shapes == {"input": (5, 24), "recurrent": (6, 24), "bias": (24,)}
     np.testing.assert_array_equal(params["bias"], np.repeat([0, 1, 0, 0], FEATURES))

@@ -1,0 +1,26 @@
+"""The code of the how-to guides runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+GUIDES = Path(__file__).resolve().parent.parent / "docs" / "how-to"
+
+
+def run_guide(name: str) -> dict:
+    """The names that a guide's blocks define, run in order."""
+    text = (GUIDES / name).read_text("utf-8")
+    names: dict = {"__name__": name}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, name, "exec"), names)
+    return names
+
+
+def test_bring_a_model(capsys: pytest.CaptureFixture) -> None:
+    names = run_guide("bring-a-model.md")
+    assert names["result"].final("test_accuracy")[0] > 0.5
+    assert capsys.readouterr().out
+    for model in (names["other"], names["regression"]):
+        jax_params = model.init(names["jax"].random.key(0))
+        assert names["jax"].tree.leaves(jax_params)
