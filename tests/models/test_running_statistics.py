@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_core import Execution, FederatedData, models, server, simulate
+from fedjax_core import Execution, FederatedData, LocalWork, models, server, simulate
 from fedjax_core.algorithms import fedavg, scaffold
 from fedjax_core.compress.sparsifiers import top_k
 from fedjax_core.metrics import Mean
@@ -118,7 +118,7 @@ def assert_is(params, weights, stats):
     assert steps[0] == round(stats["steps"])
 
 
-CONFIG = {"client_lr": LR, "batch_size": 8, "local_epochs": 2}
+CONFIG: Any = {"client_lr": LR, "work": LocalWork(batch_size=8, epochs=2)}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadam"])
@@ -166,6 +166,11 @@ def test_statistics_pass_beside_compression_and_not_past_clipping():
         run(fedavg.make(config, MODEL.loss, transform=clip(1.0)), data)
 
 
+def step(optimizer, params, state, update):
+    direction, state = server.direction(optimizer, params, state, update)
+    return server.move(params, direction, update), state
+
+
 def test_the_server_averages_statistics_and_rounds_counters():
     old = {"var": jnp.float32([2.0, 1e-3]), "count": jnp.int32(7)}
     params = Stateful({"w": jnp.float32(1)}, old)
@@ -174,18 +179,18 @@ def test_the_server_averages_statistics_and_rounds_counters():
     # Sums of three clients with weights 1, 2 and 4, one variance 0 at all of them.
     sums: Any = {"var": jnp.float32([9, 0]), "count": jnp.float32(8 + 18 + 44)}
     update = Stateful({"w": jnp.float32(0.5)}, Mean(sums, jnp.float32(7)))
-    new, state = server.step(adam, params, state, update)
+    new, state = step(adam, params, state, update)
     np.testing.assert_allclose(new.stats["var"], [9 / 7, 0], rtol=1e-6)
     assert (new.stats["count"], new.stats["count"].dtype) == (10, jnp.int32)
     np.testing.assert_allclose(new.params["w"], 1.1, rtol=1e-5)
     nobody = jax.tree.map(jnp.zeros_like, update)
-    kept, _ = server.step(adam, new, state, nobody)
+    kept, _ = step(adam, new, state, nobody)
     jax.tree.map(np.testing.assert_array_equal, kept.stats, new.stats)
 
 
 def test_moments_are_float32_at_least():
     params = {"w": jnp.ones(2, jnp.bfloat16)}
     state = server.init(optax.adam(0.1), params)
-    new, _ = server.step(optax.adam(0.1), params, state, {"w": jnp.ones(2)})
+    new, _ = step(optax.adam(0.1), params, state, {"w": jnp.ones(2)})
     assert {x.dtype for x in jax.tree.leaves(state[0].mu)} == {jnp.dtype(jnp.float32)}
     assert new["w"].dtype == jnp.bfloat16
