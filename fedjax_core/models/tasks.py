@@ -1,13 +1,13 @@
 """What the outputs of a network are for: losses and metrics by example."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.metrics import Mean
+from fedjax_core.metrics import AUROC, Mean
 from fedjax_core.models.model import Ids
 from fedjax_core.types import Batch, Metrics
 
@@ -88,7 +88,7 @@ def multi_label() -> Task:
     With logits :math:`z` and labels :math:`y \in \{0, 1\}^K` the loss is the mean over
     the labels of :math:`\log(1 + e^{z_k}) - y_k z_k`. Metrics are "loss", "accuracy",
     the share of labels on the right side of a probability of 1/2, and "auroc_0" to
-    "auroc_{K-1}", see `Auroc`.
+    "auroc_{K-1}", see `metrics.AUROC`.
 
     Returns:
       A `Task` for logits [B, K], `y` [B, K] of 0 and 1 in any dtype.
@@ -105,41 +105,11 @@ def multi_label() -> Task:
         y = _targets(batch, logits.shape)
         right = (logits > 0) == (y == 1)
         return {"loss": loss(logits, batch), "accuracy": jnp.mean(right, axis=-1)} | {
-            f"auroc_{k}": Auroc.of(logits[:, k], y[:, k] == 1)
+            f"auroc_{k}": AUROC.per_example(logits[:, k], y[:, k])
             for k in range(logits.shape[-1])
         }
 
     return Task(loss, metrics, lambda shape: Ids(2))
-
-
-class Auroc(NamedTuple):
-    """The area under the ROC curve, as histograms of scores that add over examples.
-
-    The share of pairs of a positive and a negative example in which the positive one
-    scores higher. Scores in the same bin, 1/8 wide between -16 and 16, count half.
-    """
-
-    positive: Array  # [..., bins] how many positive examples score in a bin
-    negative: Array  # [..., bins]
-
-    @classmethod
-    def of(cls, scores: Array, positive: Array) -> "Auroc":
-        """What every example adds, from its logit and whether its label is 1, [B]."""
-        bins = jnp.clip(jnp.floor(scores * 8) + 128, 0, 255).astype(jnp.int32)
-        one_hot = jax.nn.one_hot(bins, 256, dtype=jnp.float32)
-        return cls(one_hot * positive[:, None], one_hot * ~positive[:, None])
-
-    @property
-    def count(self) -> Any:  # type: ignore[override]  # shadows tuple.count
-        """Pairs of a positive and a negative example."""
-        return self.positive.sum(-1) * self.negative.sum(-1)
-
-    @property
-    def value(self) -> Array:
-        """The area; NaN where one of the labels does not occur."""
-        below = jnp.cumsum(self.negative, axis=-1) - self.negative / 2
-        won = (self.positive * below).sum(-1)
-        return won / jnp.where(self.count > 0, self.count, jnp.nan)
 
 
 def _valid(known: Array) -> Array:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fedjax_core import models
-from fedjax_core.models.tasks import Auroc
+from fedjax_core import Packed, evaluate, models
 
 KEY = jax.random.key(0)
 
@@ -38,27 +37,25 @@ def test_multi_label_loss_is_the_mean_over_labels(dtype):
         assert np.isnan(loss(params, wrong, KEY)[0])
 
 
-def test_histograms_add_up_to_the_area_under_the_curve():
-    rng = np.random.default_rng(1)
-    positive = rng.random(400) < 0.3
-    scores = rng.normal(positive, 1.5).astype(np.float32)
-    scores[:3] = [-40, 40, 0]
-    each = Auroc.of(jnp.asarray(scores), jnp.asarray(positive))
-    clients = jax.tree.map(lambda x: x.reshape(4, 100, 256).sum(1), each)
-    pooled = jax.tree.map(lambda x: x.sum(0), clients)
-    binned = np.clip(np.floor(scores * 8), -128, 127)
-    expected = roc_auc_score(positive, binned)
-    np.testing.assert_allclose(pooled.value, expected, rtol=1e-5)
-    np.testing.assert_allclose(expected, roc_auc_score(positive, scores), atol=0.01)
-    parts = [
-        roc_auc_score(p, s)
-        for p, s in zip(positive.reshape(4, 100), binned.reshape(4, 100), strict=True)
-    ]
-    np.testing.assert_allclose(clients.value, parts, rtol=1e-5)
-    assert clients.count.shape == (4,)
-    alone = Auroc.of(jnp.ones(3), jnp.ones(3, bool))
-    assert np.isnan(alone.value).all()
-    assert not np.any(alone.count)
+def test_evaluation_has_an_area_for_every_label():
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((60, 2)).astype(np.float32)
+    y = (x + rng.standard_normal((60, 2)) > 0).astype(np.uint8)
+    model = models.from_functions(
+        lambda key: jnp.ones(()),
+        lambda scale, x, key: scale * x,
+        jax.ShapeDtypeStruct((2,), jnp.float32),
+        models.multi_label(),
+    )
+    split = Packed({"x": x, "y": y}, np.array([0, 20, 60]))
+    got = evaluate(model.metrics, jnp.ones(()), split)
+    bins = np.floor(x * 8)
+    for k in range(2):
+        name, rows = f"auroc_{k}", (slice(20), slice(20, 60))
+        areas = [roc_auc_score(y[r, k], bins[r, k]) for r in rows]
+        np.testing.assert_allclose(got.per_client[name], areas, rtol=1e-5)
+        pooled = roc_auc_score(y[:, k], bins[:, k])
+        np.testing.assert_allclose(got.pooled[name], pooled, rtol=1e-5)
 
 
 def test_targets_of_another_shape_are_refused():
