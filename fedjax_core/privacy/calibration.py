@@ -11,6 +11,7 @@ References:
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def gaussian_sigma_classical(
       Differential Privacy", 2014, theorem A.1.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
-    _open_unit_interval(delta=delta)
+    check.open_interval(0, 1, delta=delta)
     if epsilon >= 1 and not allow_large_epsilon:
         raise ValueError(
             f"epsilon must be < 1 for the classical formula, got {epsilon!r}; use "
@@ -115,21 +116,34 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
       ValueError: an argument is out of range.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
-    _open_unit_interval(delta=delta)
+    check.open_interval(0, 1, delta=delta)
 
-    def excess(log_noise: float) -> float:
-        log_delta = gaussian_log_delta(math.exp(log_noise), epsilon)
-        return max(log_delta, -1e300) - math.log(delta)  # brentq needs finite values
+    def excess(noise: float) -> float:
+        return gaussian_log_delta(noise, epsilon) - math.log(delta)
+
+    return least_noise(excess, 1e-13) * sensitivity
+
+
+def least_noise(excess: Callable[[float], float], tolerance: float) -> float:
+    """The least noise > 0, to a relative tolerance, at which `excess` is <= 0.
+
+    Args:
+      excess: falls with the noise, from above 0 to below; may be infinite.
+      tolerance: how much more noise than necessary the result may be.
+    """
+
+    def bounded(log_noise: float) -> float:  # brentq needs finite values
+        return min(max(excess(math.exp(log_noise)), -1e300), 1e300)
 
     low = high = 0.0
-    while excess(high) > 0:
-        high += 1
-    while excess(low) <= 0:
-        low -= 1
-    root: Any = optimize.brentq(excess, low, high, xtol=1e-13)
-    while excess(root) > 0:  # brentq may stop on either side
-        root += 1e-13
-    return math.exp(root) * sensitivity
+    while bounded(high) > 0:
+        low, high = high, high + 1
+    while low == high or bounded(low) <= 0:
+        low, high = low - 1, low
+    root: Any = optimize.brentq(bounded, low, high, xtol=tolerance)
+    while bounded(root) > 0:  # brentq may stop on either side
+        root += tolerance
+    return math.exp(root)
 
 
 def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
@@ -164,7 +178,7 @@ def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
       Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017, prop. 7.
     """
     check.positive(sigma=sigma, sensitivity=sensitivity)
-    _order(order)
+    check.open_interval(1, math.inf, order=order)
     return order * (sensitivity / sigma) ** 2 / 2
 
 
@@ -186,8 +200,8 @@ def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
       Mironov, "Rényi Differential Privacy", CSF 2017, proposition 3.
     """
     check.non_negative(gamma=gamma)
-    _order(order)
-    _open_unit_interval(delta=delta)
+    check.open_interval(1, math.inf, order=order)
+    check.open_interval(0, 1, delta=delta)
     return gamma + math.log(1 / delta) / (order - 1)
 
 
@@ -209,7 +223,7 @@ def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
       Jung, Section 9.1, above Definition 2.
     """
     p, q = _distributions(p, q)
-    _order(order)
+    check.open_interval(1, math.inf, order=order)
     seen = p > 0
     if np.any(q[seen] == 0):
         return math.inf
@@ -242,17 +256,6 @@ def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
     with np.errstate(over="ignore"):
         forth, back = p - half * (half * q), q - half * (half * p)
     return float(max(np.maximum(forth, 0).sum(), np.maximum(back, 0).sum()))
-
-
-def _open_unit_interval(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must be > 0 and < 1, got {value!r}.")
-
-
-def _order(order: float) -> None:
-    if not 1 < order < math.inf:
-        raise ValueError(f"order must be > 1 and finite, got {order!r}.")
 
 
 def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
