@@ -23,6 +23,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import along_rows
 from fedjax_core.reduce import Cast, Reduction, stack
 from fedjax_core.robust.median import weiszfeld
 from fedjax_core.types import PyTree
@@ -117,11 +118,11 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
     def one(x: jax.Array) -> jax.Array:
         # What is not there sorts last, past every rank that is kept.
         x = _with_largest(x, present)
-        keep = _rows(kept, x)
+        keep = along_rows(kept, x)
         if weights.dtype == bool:
             ordered = jnp.where(keep, jnp.sort(x, axis=0), 0.0)
             return ordered.sum(0) / jnp.maximum(n - 2 * b, 1)
-        w = jnp.broadcast_to(_rows(weights, x).astype(x.dtype), x.shape)
+        w = jnp.broadcast_to(along_rows(weights, x).astype(x.dtype), x.shape)
         x, w = lax.sort((x, w), dimension=0, num_keys=1)
         w = jnp.where(keep, w, 0)
         total = w.sum(0)
@@ -133,21 +134,25 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
 def suspects_among(weights: ArrayLike, fraction: float) -> jax.Array:
     r"""How many of the values to suspect, :math:`\lfloor \beta K \rfloor`; ``[]`` int.
 
-    At least one value in the middle is always left.
+    At least one value in the middle is always left. Fewer than 1 / beta values have
+    none to suspect.
 
     Args:
       weights: ``[K]``; those of weight 0 are not there.
       fraction: beta, in [0, 0.5), attacked values among all.
     """
-    _check_fraction(fraction=fraction)
+    check.fraction(0.5, fraction=fraction)
     weights = jnp.asarray(weights)
-    # In float64, for every n there can be. The factor keeps 0.29 * 100 at 29 where
-    # floating point would give 28.
-    counts = np.arange(weights.shape[0] + 1)
-    suspects = np.floor(fraction * counts * (1 + 1e-12)).astype(np.int32)
-    suspects = np.minimum(suspects, np.maximum(counts - 1, 0) // 2)
+    # In float64, for every n there can be.
+    suspects = _count(fraction, np.arange(weights.shape[0] + 1))
     n = (weights > 0).sum()
     return jnp.asarray(suspects, n.dtype)[n]
+
+
+def _count(fraction: float, counts: ArrayLike) -> np.ndarray:
+    # The factor keeps 0.29 * 100 at 29 where floating point would give 28.
+    suspects = np.floor(fraction * np.asarray(counts) * (1 + 1e-12)).astype(np.int32)
+    return np.minimum(suspects, np.maximum(np.asarray(counts) - 1, 0) // 2)
 
 
 def trimmed_mean(trim_fraction: float) -> Reduction:
@@ -158,43 +163,57 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
     weights. With :math:`\beta = 0` this is the uniform mean. Zero when no client
     counts.
 
+    A share that drops nobody protects from nobody: with :math:`0 < \beta < 1 / n` the
+    mean is NaN, which ends the run in that round.
+
     Args:
       trim_fraction: beta, in [0, 0.5).
+
+    Raises:
+      ValueError: beta is out of range or, when a round is traced, too small for any
+        cohort that fits.
 
     References:
       Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
       Rates", ICML 2018, Definition 2.
     """
-    _check_fraction(trim_fraction=trim_fraction)
-
-    def finish(updates: PyTree, cast: Cast) -> PyTree:
-        b = suspects_among(cast.valid, trim_fraction)
-        return trim_extremes(updates, cast.valid, b)
-
-    return stack(finish)._replace(name=f"trimmed_mean({trim_fraction})")
+    check.fraction(0.5, trim_fraction=trim_fraction)
+    return _by_share(trim_extremes, "trim", trim_fraction)
 
 
 def clipped_mean(clip_fraction: float) -> Reduction:
     r"""Coordinate-wise mean of values clipped to their inner order statistics.
 
-    Of the n valid clients' values of a coordinate, the :math:`b = \lfloor \beta n
-    \rfloor` smallest are raised to the next one and the b largest lowered to theirs;
-    then all are averaged with equal weights (the winsorised mean). Zero when no client
-    counts.
+    As `trimmed_mean`, but the :math:`b = \lfloor \beta n \rfloor` smallest values are
+    raised to the next one and the b largest lowered to theirs (the winsorised mean;
+    Jung, (187) and (188)).
 
     Args:
       clip_fraction: beta, in [0, 0.5).
 
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (187) and (188).
+    Raises:
+      ValueError: as `trimmed_mean`.
     """
-    _check_fraction(clip_fraction=clip_fraction)
+    check.fraction(0.5, clip_fraction=clip_fraction)
+    return _by_share(clip_extremes, "clip", clip_fraction)
+
+
+def _by_share(rule: Callable[..., PyTree], verb: str, fraction: float) -> Reduction:
+    """The rule with b for a share of the valid clients; `verb` is "trim" or "clip"."""
 
     def finish(updates: PyTree, cast: Cast) -> PyTree:
-        b = suspects_among(cast.valid, clip_fraction)
-        return clip_extremes(updates, cast.valid, b)
+        slots = cast.valid.shape[0]
+        if fraction and not _count(fraction, slots):
+            raise ValueError(
+                f"{verb}_fraction must be 0 or at least 1 / {slots}, a cohort's size, "
+                f"to {verb} anybody, got {fraction}."
+            )
+        b = suspects_among(cast.valid, fraction)
+        nobody = (b == 0) & cast.valid.any() & (fraction > 0)
+        # The rules turn a b that is out of range into NaN.
+        return rule(updates, cast.valid, jnp.where(nobody, -1, b))
 
-    return stack(finish)._replace(name=f"clipped_mean({clip_fraction})")
+    return stack(finish)._replace(name=f"{verb}{verb[-1]}ed_mean({fraction})")
 
 
 def geometric_median(iterations: int = 100) -> Reduction:
@@ -217,12 +236,6 @@ def geometric_median(iterations: int = 100) -> Reduction:
     return stack(finish)._replace(name=f"geometric_median({iterations})")
 
 
-def _check_fraction(**fraction: float) -> None:
-    for name, value in fraction.items():
-        if not 0 <= value < 0.5:
-            raise ValueError(f"{name} must be in [0, 0.5), got {value!r}.")
-
-
 def require_int(b: Any) -> None:
     """Raises TypeError unless b is made of ints."""
     if not jnp.issubdtype(jnp.result_type(b), jnp.integer):
@@ -243,7 +256,7 @@ def _weighted_mean(values: PyTree, weights: jax.Array) -> PyTree:
         w = weights.astype(x.dtype)
         total = w.sum()
         # What is not there may hold anything, NaN included.
-        terms = jnp.where(_rows(w, x) > 0, _rows(w, x) * x, 0)
+        terms = jnp.where(along_rows(w, x) > 0, along_rows(w, x) * x, 0)
         return terms.sum(0) / jnp.where(total > 0, total, 1)
 
     return jax.tree.map(one, values)
@@ -251,7 +264,7 @@ def _weighted_mean(values: PyTree, weights: jax.Array) -> PyTree:
 
 def _with_largest(x: jax.Array, present: jax.Array) -> jax.Array:
     x = _wide(x)
-    return jnp.where(_rows(present, x) & ~jnp.isnan(x), x, jnp.inf)
+    return jnp.where(along_rows(present, x) & ~jnp.isnan(x), x, jnp.inf)
 
 
 def _refuse(result: PyTree, n: jax.Array, b: Any) -> PyTree:
@@ -262,7 +275,3 @@ def _refuse(result: PyTree, n: jax.Array, b: Any) -> PyTree:
 
 def _wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
-    return by_row.reshape((-1, *[1] * (like.ndim - 1)))
