@@ -415,7 +415,7 @@ def test_trimmed_mean_equals_scipy(fraction, valid, seed):
     for out, x in zip(got, (updates, scalars), strict=True):
         x = x[valid].astype(np.float64)
         expected = stats.trim_mean(x, exact) if n else np.zeros(x.shape[1:])
-        if n and fraction and math.floor(round(fraction * n, 9)) == 0 or n in (1, 2):
+        if (n and fraction and math.floor(round(fraction * n, 9)) == 0) or n in (1, 2):
             expected = np.where(fraction, np.nan, expected)  # nobody to drop
         np.testing.assert_allclose(out, expected, atol=1e-6)
 
