@@ -193,6 +193,8 @@ def smallest_attack(
 ) -> int | None:
     """The smallest number of attacked nodes that raises an error by a fraction.
 
+    Jung, Exercise 10.2.
+
     Args:
       errors: ``[k + 1]``, the target's validation error with 0, 1, ... attacked nodes.
         One that is not finite counts as raised.
@@ -204,9 +206,6 @@ def smallest_attack(
     Raises:
       ValueError: `errors` is empty or of another shape, or the error without an attack
         is not finite.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Exercise 10.2.
     """
     check.positive(rise=rise)
     errors = np.asarray(errors)

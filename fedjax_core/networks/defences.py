@@ -66,7 +66,8 @@ def relax_by_norm(
 
     Eq. (170) lacks alpha and has the penalty at the old w_i, where it is a constant;
     what is minimised over stands in it here. Its fixed points are not all solutions of
-    GTVMin with the norm: nodes in one place can hold each other there.
+    GTVMin with the norm: nodes in one place can hold each other there. Jung, eq. (170)
+    and (175).
 
     Args:
       graph: the network.
@@ -83,9 +84,6 @@ def relax_by_norm(
 
     Raises:
       ValueError: alpha is not positive, or inner_steps < 1.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (170) and (175).
     """
     check.positive(alpha=alpha)
     check.positive_int(inner_steps=inner_steps)
@@ -135,9 +133,9 @@ def noisy_messages(
 ) -> Callable[[PyTree, Round, Key | None], PyTree]:
     r"""An `emit` for networks: every node shares :math:`w_i + \sigma n_t`.
 
-    Fresh noise of mean 0 and standard deviation `sigma` for every entry and round,
-    from the round's key; the node keeps its own w_i exact. See
-    `network.Operator`. What it costs in privacy adds up over rounds.
+    Fresh noise of mean 0 and standard deviation `sigma` for every entry and round, from
+    the round's key; the node keeps its own w_i exact. See `network.Operator`. What it
+    costs in privacy adds up over rounds. Jung, eq. (190).
 
     Args:
       sigma: >= 0; may be traced.
@@ -145,9 +143,6 @@ def noisy_messages(
 
     Raises:
       ValueError: sigma is negative or not finite, or the law another.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (190).
     """
     check.non_negative(sigma=sigma)
     check.one_of(("normal", "laplace"), law=law)

@@ -33,7 +33,7 @@ def trade_off_slack(
       e^\varepsilon p_1 + p_2 \ge 1 - \delta, \qquad
       p_1 + e^\varepsilon p_2 \ge 1 - \delta .
 
-    The book prints the first; neighbours are symmetric, hence the second.
+    The book prints the first; neighbours are symmetric, hence the second. Jung, (180).
 
     Args:
       p1: probabilities in [0, 1], of any shape.
@@ -44,12 +44,6 @@ def trade_off_slack(
     Returns:
       The smaller of left minus right, of the shape of p1; negative values refute the
       claim.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    References:
-      Jung, (180).
     """
     check.positive(epsilon=epsilon)
     p1, p2 = _errors(p1, p2, delta)
@@ -64,7 +58,7 @@ def epsilon_from_errors(
     """The smallest epsilon >= 0 that a test with these errors leaves possible.
 
     log((1 - delta - p2) / p1), or the same with p1 and p2 exchanged if that is more;
-    upper confidence bounds of the errors give a lower one of epsilon.
+    upper confidence bounds of the errors give a lower one of epsilon. Jung, (180).
 
     Args:
       p1: probabilities in [0, 1], of any shape.
@@ -73,12 +67,6 @@ def epsilon_from_errors(
 
     Returns:
       Of the shape of p1; `inf` for a test that errs too seldom on one side.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    References:
-      Jung, (180).
     """
     p1, p2 = _errors(p1, p2, delta)
 

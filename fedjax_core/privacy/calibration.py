@@ -42,9 +42,6 @@ def gaussian_sigma_classical(
       sensitivity: D, in the Euclidean norm, > 0.
       allow_large_epsilon: return the number for epsilon >= 1 too, to compare with it.
 
-    Raises:
-      ValueError: an argument is out of range.
-
     References:
       Jung, Section 9.2, below (181); Dwork and Roth, "The Algorithmic Foundations of
       Differential Privacy", 2014, theorem A.1.
@@ -72,9 +69,6 @@ def gaussian_delta(sigma: float, epsilon: float, sensitivity: float = 1.0) -> fl
       sigma: standard deviation of the noise on every entry, > 0.
       epsilon: > 0.
       sensitivity: D, in the Euclidean norm, > 0.
-
-    Raises:
-      ValueError: an argument is out of range.
 
     References:
       Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML
@@ -111,9 +105,6 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
       epsilon: > 0.
       delta: in (0, 1).
       sensitivity: in the Euclidean norm, > 0.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
     check.open_interval(0, 1, delta=delta)
@@ -152,9 +143,6 @@ def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
     Args:
       epsilon: > 0.
       sensitivity: in the sum of absolute values of all entries, > 0.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
     return sensitivity / epsilon
@@ -170,9 +158,6 @@ def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
 
     Returns:
       The gamma of one release; those of several releases add up, order by order.
-
-    Raises:
-      ValueError: an argument is out of range.
 
     References:
       Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017, prop. 7.
@@ -193,9 +178,6 @@ def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
       gamma: >= 0.
       delta: in (0, 1).
 
-    Raises:
-      ValueError: an argument is out of range.
-
     References:
       Mironov, "Rényi Differential Privacy", CSF 2017, proposition 3.
     """
@@ -208,6 +190,8 @@ def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
 def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
     r"""The Rényi divergence :math:`\log \sum q (p/q)^a / (a - 1)` of two distributions.
 
+    Jung, Section 9.1, above Definition 2.
+
     Args:
       p: [K] probabilities of an output for one dataset.
       q: [K] those for its neighbour.
@@ -218,9 +202,6 @@ def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
 
     Raises:
       ValueError: not probabilities, or order <= 1.
-
-    References:
-      Jung, Section 9.1, above Definition 2.
     """
     p, q = _distributions(p, q)
     check.open_interval(1, math.inf, order=order)
@@ -234,8 +215,8 @@ def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
 def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
     r"""The smallest delta of Definition 1 for an output with finitely many values.
 
-    The worst set in :math:`P(S) \le e^\varepsilon Q(S) + \delta` is where
-    :math:`p > e^\varepsilon q`; both directions are looked at.
+    The worst set in :math:`P(S) \le e^\varepsilon Q(S) + \delta` is where :math:`p >
+    e^\varepsilon q`; both directions are looked at. Jung, Definition 1.
 
     Args:
       p: [K] probabilities of the output for one dataset.
@@ -244,9 +225,6 @@ def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
 
     Raises:
       ValueError: not probabilities, or epsilon < 0.
-
-    References:
-      Jung, Definition 1.
     """
     p, q = _distributions(p, q)
     check.non_negative(epsilon=epsilon)

@@ -73,7 +73,7 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
       \min_\Phi I(s; \Phi(x)) \quad\text{such that}\quad I(y; \Phi(x)) \ge R
 
     solved by trying every way to put the values of x in groups; the book prints no
-    solver. Random maps can do better.
+    solver. Random maps can do better. Jung, (183).
 
     Args:
       joint: ``[S, Y, K]`` probabilities of private attribute, label and feature, with
@@ -85,9 +85,6 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
 
     Raises:
       ValueError: not probabilities, K > 10, or an R above I(y; x).
-
-    References:
-      Jung, (183).
     """
     joint = _probabilities("joint", joint, 3)
     num_values = joint.shape[2]

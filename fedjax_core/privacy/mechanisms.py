@@ -220,10 +220,7 @@ def concatenate(*stages: Stage) -> Stage:
 
     ``concatenate(pre, algorithm, post)`` is the private version of an algorithm; it has
     the guarantee of the algorithm if `pre` leaves neighbours neighbours, and that of
-    ``pre`` or ``post`` if these have one.
-
-    References:
-      Jung, Section 9.2 and Prop. 9.1.
+    ``pre`` or ``post`` if these have one. Jung, Section 9.2 and Prop. 9.1.
     """
 
     def run(key: Key, data: Any) -> Any:

@@ -54,7 +54,8 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
       \tau(w) = \min(\max(w, \tau_l), \tau_u)
 
     with :math:`\tau_l` the (b+1)-th smallest and :math:`\tau_u` the (b+1)-th largest.
-    The lowest branch of eq. (188) is printed as a; it is :math:`\tau_l`.
+    The lowest branch of eq. (188) is printed as a; it is :math:`\tau_l`. Jung, eq.
+    (187) and (188).
 
     Args:
       values: leaves ``[K, ...]``.
@@ -65,9 +66,6 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
     Raises:
       ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
       TypeError: b is no int.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (187) and (188).
     """
     check.each_non_negative("value", weights=weights)
     weights = jnp.asarray(weights)
@@ -92,7 +90,7 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
 
     Weights are renormalised over what is kept, :math:`\sum A_j w_j / \sum A_j`. The
     factor :math:`|N| / |kept|` of eq. (189) is a mean only for equal weights; with
-    others the result can leave the range of the values.
+    others the result can leave the range of the values. Jung, eq. (187) and (189).
 
     Args:
       values: leaves ``[K, ...]``.
@@ -103,9 +101,6 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
     Raises:
       ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
       TypeError: b is no int.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (187) and (189).
     """
     check.each_non_negative("value", weights=weights)
     weights = jnp.asarray(weights)
@@ -220,13 +215,10 @@ def geometric_median(iterations: int = 100) -> Reduction:
     r"""The update :math:`\arg\min_u \sum_i \lVert u_i - u \rVert_2` of valid clients.
 
     The norm is over all coordinates of all leaves, and clients count equally. Zero when
-    no client counts.
+    no client counts. Jung, eq. (175).
 
     Args:
       iterations: of `weiszfeld`.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (175).
     """
     check.positive_int(iterations=iterations)
 

@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from fedjax_core import attacks, privacy
-from fedjax_core.attacks.reconstruction import Recovered
+from fedjax_core.attacks.inversion import Recovered
 
 
 @pytest.fixture(autouse=True)

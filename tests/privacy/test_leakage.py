@@ -318,7 +318,7 @@ def test_the_funnel_tries_every_map():
             lambda: leakage.label_sensitivity(
                 Graph.from_edges(np.array([[0, 1]])), jnp.ones((3, 1, 1)), 1.0
             ),
-            "X must have 2 rows",
+            r"X must have shape \(2, m, d\)",
         ),
         (
             lambda: leakage.label_sensitivity(

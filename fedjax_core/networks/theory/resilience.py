@@ -77,7 +77,7 @@ def is_connected(graph: Graph, alive: jax.Array | None = None) -> jax.Array:
     traced. One node is connected, none is not.
     """
     n = graph.num_nodes
-    alive = jnp.ones(n, bool) if alive is None else as_mask("alive", alive, (n,))
+    alive = as_mask("alive", alive, (n,))
     live = (graph.weight > 0)[graph.edge] & alive[graph.source] & alive[graph.target]
 
     def spread(carry):
@@ -99,17 +99,19 @@ def is_connected(graph: Graph, alive: jax.Array | None = None) -> jax.Array:
 def algebraic_connectivity(graph: Graph, alive: jax.Array | None = None) -> jax.Array:
     """The second smallest Laplacian eigenvalue, of the nodes alive if given; ``[]``.
 
-    Dense, for up to some thousand nodes. Zero where fewer than two are alive.
+    Dense, for up to some thousand nodes. Zero where fewer than two are alive or these
+    are not connected; otherwise rounded by about n times the rounding of the largest.
     """
     n = graph.num_nodes
     if n < 2:
         return jnp.zeros((), graph.weight.dtype)
-    alive = jnp.ones(n, bool) if alive is None else alive
+    alive = as_mask("alive", alive, (n,))
     L = laplacian_matrix(without_nodes(graph, alive))
     # Failed nodes go past the end of the spectrum, which is at most twice its trace.
     beyond = 1 + 2 * jnp.trace(L)
     lam = jnp.linalg.eigvalsh(L + jnp.diag(jnp.where(alive, 0, beyond)))
-    return jnp.where(alive.sum() > 1, jnp.maximum(lam[1], 0), 0)
+    some = is_connected(graph, alive) & (alive.sum() > 1)
+    return jnp.where(some, jnp.maximum(lam[1], 0), 0)
 
 
 def critical_nodes(graph: Graph) -> jax.Array:

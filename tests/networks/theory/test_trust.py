@@ -48,10 +48,7 @@ N, M, D = 6, 5, 2
 EDGES = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [1, 4]]
 
 
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def random_problems(seed, count=200):
@@ -537,10 +534,10 @@ def test_columns_of_labels_are_not_broadcast():
     X, y, T, u = guesses_setting()
     W, e, g = jnp.ones((N, D)), y[:, :1], u[:, :1]
     for words, call in (
-        ("X and change must have shapes", lambda: label_change(GRAPH, 1.0, X, e)),
-        ("X and noise must have shapes", lambda: average_error(X, e, W)),
+        ("change must have the shape of X", lambda: label_change(GRAPH, 1.0, X, e)),
+        ("noise must have the shape of X", lambda: average_error(X, e, W)),
         ("change must have shape", lambda: sensitivity_bounds(GRAPH, X, 1.0, y[1:])),
-        ("W, X and y must have shapes", lambda: validation_error(W, X, e)),
+        ("y must have the shape of X", lambda: validation_error(W, X, e)),
         ("W, X and y must have shapes", lambda: residual_variance(W[:1], X, y)),
         ("guesses must have the shape of T", lambda: explainability(W, T, g)),
         ("y must have the shape of X", lambda: augment_by_guesses(X, e, T, u, 1.0)),
