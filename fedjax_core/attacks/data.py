@@ -15,8 +15,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import is_known
-from fedjax_core.privacy.mechanisms import check_room
+from fedjax_core.arrays import as_mask, is_known
+from fedjax_core.privacy.mechanisms import check_classes
 
 
 def poison_data(
@@ -66,14 +66,12 @@ def flip_labels(
       ValueError: num_classes < 2, more classes than the dtype of y has room for, or
         a shift that changes nothing.
     """
-    check.positive_int(num_classes=num_classes)
-    if num_classes < 2 or shift % num_classes == 0:
+    ints = jnp.issubdtype(y.dtype, jnp.integer)
+    check_classes(num_classes, y.dtype if ints else int)
+    if shift % num_classes == 0:
         raise ValueError(
-            "flip_labels needs num_classes >= 2 and a shift that is no multiple of it, "
-            f"got {num_classes} and {shift}."
+            f"shift must be no multiple of num_classes = {num_classes}, got {shift}."
         )
-    if jnp.issubdtype(y.dtype, jnp.integer):
-        check_room(y.dtype, num_classes)
     wide = jnp.promote_types(y.dtype, jnp.int32)
     flipped = (y.astype(wide) + shift % num_classes) % num_classes
     return jnp.where(_widen(attacked, y), flipped.astype(y.dtype), y)
@@ -231,10 +229,5 @@ def _cast(name: str, value: Any, like: jax.Array) -> jax.Array:
 
 
 def _widen(attacked: jax.Array, like: jax.Array) -> jax.Array:
-    attacked = jnp.asarray(attacked)
-    if attacked.dtype != bool or attacked.shape != like.shape[: attacked.ndim]:
-        raise ValueError(
-            f"attacked must be bool and its shape start {like.shape}, got "
-            f"{attacked.dtype} {attacked.shape}."
-        )
-    return attacked.reshape(attacked.shape + (1,) * (like.ndim - attacked.ndim))
+    attacked = as_mask("attacked", attacked, like.shape[: jnp.ndim(attacked)])
+    return jnp.expand_dims(attacked, tuple(range(attacked.ndim, like.ndim)))

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
@@ -129,11 +128,8 @@ def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
     Args:
       attack: see the module.
       fraction: probability that a client is an attacker, in [0, 1); may be traced.
-
-    Raises:
-      ValueError: fraction is outside [0, 1).
     """
-    _check_fraction(fraction)
+    check.fraction(fraction=fraction)
 
     def apply(message: Message, role: jax.Array, key: Key):
         drawn = jax.random.bernoulli(stream(key, "role"), fraction)
@@ -156,7 +152,7 @@ def choose(key: Key, num: int, fraction: float) -> jax.Array:
     Raises:
       ValueError: fraction is outside [0, 1).
     """
-    _check_fraction(fraction)
+    check.fraction(fraction=fraction)
     count = int(np.floor(fraction * num * (1 + 1e-12)))
     return jax.random.permutation(key, num) < count
 
@@ -217,12 +213,6 @@ def smallest_attack(
     raised = (errors > honest) & (errors >= (1 + rise) * honest)
     reached = np.flatnonzero(raised | ~np.isfinite(errors))
     return int(reached[0]) if reached.size else None
-
-
-def _check_fraction(fraction: Any) -> None:
-    check.in_range(0, 1, fraction=fraction)
-    if not isinstance(fraction, Tracer) and fraction == 1:
-        raise ValueError(f"fraction must be in [0, 1), got {fraction!r}.")
 
 
 def _require_floats(message: PyTree) -> None:

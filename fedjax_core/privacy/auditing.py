@@ -161,8 +161,7 @@ def audit_outputs(
     Raises:
       ValueError: an argument is out of range or fewer than four runs.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be > 0 and < 1, got {confidence!r}.")
+    check.open_interval(0, 1, confidence=confidence)
     first, second = _flat(outputs), _flat(neighbour_outputs)
     if min(len(first), len(second)) < 4:
         raise ValueError(
@@ -196,8 +195,7 @@ def audit_outputs(
 def _errors(
     p1: npt.ArrayLike, p2: npt.ArrayLike, delta: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must be >= 0 and < 1, got {delta!r}.")
+    check.fraction(delta=delta)
     p1, p2 = np.asarray(p1, np.float64), np.asarray(p2, np.float64)
     for name, value in (("p1", p1), ("p2", p2)):
         if not np.all((value >= 0) & (value <= 1)):

@@ -242,7 +242,7 @@ def test_flipped_classes():
     got = flip_labels(y, jnp.array([True, False]), 3)
     np.testing.assert_array_equal(got, [[1, 2, 0], [2, 2, 0]])
     for classes, shift in ((1, 1), (3, 3), (3, 0)):
-        with pytest.raises(ValueError, match="num_classes >= 2 and a shift"):
+        with pytest.raises(ValueError, match="num_classes must be >= 2|shift must be no multiple"):
             flip_labels(y, jnp.array([True, False]), classes, shift)
 
 
@@ -428,7 +428,7 @@ def test_narrow_labels_are_flipped_within_the_classes():
     y = jnp.array([120, 100, 0], jnp.int8)
     flipped = flip_labels(y, jnp.ones(3, bool), 128, 100)
     np.testing.assert_array_equal(flipped, [92, 72, 100])
-    with pytest.raises(ValueError, match="num_classes must fit labels of int8"):
+    with pytest.raises(ValueError, match="num_classes must be .* fit labels of int8"):
         flip_labels(y, jnp.ones(3, bool), 200)
 
 

@@ -310,7 +310,7 @@ def test_the_funnel_tries_every_map():
     ("call", "match"),
     [
         (lambda: privacy.trade_off_slack(0.1, 0.1, 0, 0.1), "epsilon must be > 0"),
-        (lambda: privacy.trade_off_slack(0.1, 0.1, 1, 1), "delta must be >= 0 and < 1"),
+        (lambda: privacy.trade_off_slack(0.1, 0.1, 1, 1), r"delta must be in \[0, 1\)"),
         (lambda: privacy.trade_off_slack(1.1, 0.1, 1, 0), "p1 must be prob"),
         (lambda: privacy.epsilon_from_errors(0.1, -1, 0), "p2 must be prob"),
         (lambda: leakage.label_sensitivity_bound(jnp.ones((1, 1, 1)), 0), "smallest"),

@@ -327,7 +327,7 @@ def test_narrow_labels_get_every_answer():
         lambda key: privacy.randomised_response(key, labels, 200, 1.0),
         lambda key: privacy.random_labels(key, labels, 200),
     ):
-        with pytest.raises(ValueError, match="num_classes must fit labels of int8"):
+        with pytest.raises(ValueError, match="num_classes must be .* fit labels of int8"):
             call(jax.random.key(0))
     assert int(privacy.random_labels(jax.random.key(0), labels, 128).max()) == 127
 

@@ -17,6 +17,7 @@ from fedjax_core import (
     client_mesh,
     map_clients,
     plan_round,
+    privacy,
     with_transform,
 )
 from fedjax_core.algorithms.networks import fedgd, fedprox, fedrelax
@@ -25,7 +26,6 @@ from fedjax_core.networks.attacks import poison_channel
 from fedjax_core.networks.defences import (
     check_suspects,
     fedrelax_by_norm,
-    noisy,
     noisy_messages,
     norm_residual,
     relax_by_norm,
@@ -674,7 +674,7 @@ def test_noise_has_the_mean_and_variance_it_should(law):
     other = emit(W, 0, jax.random.key(1))
     assert (other["a"] != first["a"]).mean() > 0.99
     # The same noise on the way to a server.
-    message, _ = noisy(0.5, law).apply(Message(W, jnp.float32(0)), (), KEY)
+    message, _ = privacy.noisy(0.5, law).apply(Message(W, jnp.float32(0)), (), KEY)
     np.testing.assert_array_equal(message.update["a"], first["a"])
     np.testing.assert_array_equal(noisy_messages(0.0, law)(W, 0, KEY)["a"], W["a"])
     with pytest.raises(ValueError, match="sigma must be >= 0"):

@@ -111,8 +111,7 @@ def diagnose(
     check.non_negative(
         train_error=train_error, validation_error=validation_error, baseline=baseline
     )
-    if not 1 < tol < math.inf:
-        raise ValueError(f"tol must be > 1 and finite, got {tol!r}.")
+    check.open_interval(1, math.inf, tol=tol)
     if validation_error > tol * train_error:
         verdict = "overfitting"
     elif train_error > tol * validation_error:
