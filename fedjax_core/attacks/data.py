@@ -1,5 +1,7 @@
 """Attacks on the data of some nodes.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 10.1.2 and 10.2.
 """
@@ -61,10 +63,6 @@ def flip_labels(
       attacked: bool, its shape starts that of y.
       num_classes: K >= 2.
       shift: not a multiple of K.
-
-    Raises:
-      ValueError: num_classes < 2, more classes than the dtype of y has room for, or
-        a shift that changes nothing.
     """
     ints = jnp.issubdtype(y.dtype, jnp.integer)
     check_classes(num_classes, y.dtype if ints else int)
@@ -191,9 +189,6 @@ def attack_success(
       trigger: of the back door.
       target: the attacker's prediction.
       tolerance: how close a prediction must come; 0 for classes.
-
-    Raises:
-      ValueError: a negative tolerance.
     """
     check.non_negative(tolerance=tolerance)
     return (jnp.abs(predict(trigger.stamp(X)) - target) <= tolerance).mean()

@@ -6,6 +6,8 @@ those of all directed edges ``[2E, ...]``. `poison` applies one to chosen rows,
 `networks.attacks.poison_channel` inside a round on a network, and `poisoned` to the
 updates of a fraction of the clients of any server method. Data poisoning is in `data`.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 10.1 and 10.2.
 """
@@ -42,11 +44,7 @@ def scale(factor: ArrayLike) -> Attack:
 
 
 def add_noise(sigma: jax.Array | float) -> Attack:
-    """Adds independent normal noise of standard deviation `sigma` to every entry.
-
-    Raises:
-      ValueError: sigma is not positive.
-    """
+    """Adds independent normal noise of standard deviation `sigma` to every entry."""
     check.positive(sigma=sigma)
     return lambda message, key: add_gaussian(key, message, sigma)
 
@@ -104,9 +102,6 @@ def poison(
       attacked: ``[k]`` bool.
       attack: see the module.
       key: for an attack that draws.
-
-    Raises:
-      ValueError: `attacked` is no bool array of shape ``[k]``.
     """
 
     def one(bad, m):
@@ -147,11 +142,7 @@ def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
 
 
 def choose(key: Key, num: int, fraction: float) -> jax.Array:
-    """Attacked nodes: a random ``floor(fraction num)`` of them, ``[num]`` bool.
-
-    Raises:
-      ValueError: fraction is outside [0, 1).
-    """
+    """Attacked nodes: a random ``floor(fraction num)`` of them, ``[num]`` bool."""
     check.fraction(fraction=fraction)
     count = int(np.floor(fraction * num * (1 + 1e-12)))
     return jax.random.permutation(key, num) < count

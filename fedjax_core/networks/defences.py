@@ -2,6 +2,8 @@
 
 Robust means of messages are `fedjax_core.robust`.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 8.2.3 and 10.3.
 """
@@ -61,9 +63,6 @@ def relax_by_norm(
 
     Returns:
       ``[n, ...]``.
-
-    Raises:
-      ValueError: alpha is not positive, or inner_steps < 1.
     """
     check.positive(alpha=alpha)
     check.positive_int(inner_steps=inner_steps)

@@ -50,9 +50,6 @@ def sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
 
     Returns:
       `clip_norm` for "add-or-remove", `2 * clip_norm` for "replace-one".
-
-    Raises:
-      ValueError: if an argument is out of range.
     """
     check.positive(clip_norm=clip_norm)
     check.one_of(get_args(Adjacency), adjacency=adjacency)

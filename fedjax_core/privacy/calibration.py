@@ -6,6 +6,8 @@ absolute values for Laplace noise. What neighbours are is a choice; Jung's defau
 that one data point has other features or another label. For many releases of a training
 run, and cohorts that are sampled, see `privacy`.
 
+Arguments out of the ranges given, and probabilities that are none, raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
 """
@@ -199,9 +201,6 @@ def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
 
     Returns:
       A float >= 0, `inf` where q rules out what p allows.
-
-    Raises:
-      ValueError: not probabilities, or order <= 1.
     """
     p, q = _distributions(p, q)
     check.open_interval(1, math.inf, order=order)
@@ -222,9 +221,6 @@ def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
       p: [K] probabilities of the output for one dataset.
       q: [K] those for its neighbour.
       epsilon: >= 0; at 0 the result is the total variation distance.
-
-    Raises:
-      ValueError: not probabilities, or epsilon < 0.
     """
     p, q = _distributions(p, q)
     check.non_negative(epsilon=epsilon)

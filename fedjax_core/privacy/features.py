@@ -1,5 +1,7 @@
 r"""Linear features that hide a private attribute and keep what else there is to see.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 9.3 and Exercises 9.2
   and 9.5.
@@ -42,9 +44,6 @@ def cross_covariance(X: ArrayLike, s: ArrayLike) -> jax.Array:
 
     Returns:
       ``[d]``.
-
-    Raises:
-      ValueError: arrays of other shapes.
     """
     X, s = as_float(X), as_float(s)
     if X.ndim != 2 or s.shape != X.shape[:1]:
@@ -70,9 +69,6 @@ def private_projection(c: ArrayLike) -> Projection:
 
     Returns:
       F of rank d - 1 and True; or the identity and False where c is zero.
-
-    Raises:
-      ValueError: c is not a vector or not finite.
     """
     c = as_float(c)
     if c.ndim != 1:

@@ -1,5 +1,7 @@
 r"""Mutual information, and the feature map that tells little of what is private.
 
+What are no probabilities, or are out of the ranges given, raises ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 9.3.
 """
@@ -23,9 +25,6 @@ def mutual_information(joint: ArrayLike) -> float:
     Returns:
       A float >= 0, 0 for independent variables.
 
-    Raises:
-      ValueError: not a matrix of probabilities that sum to 1.
-
     References:
       Jung, Section 9.3, "Privacy Funnel".
     """
@@ -40,9 +39,6 @@ def gaussian_mutual_information(correlation: ArrayLike) -> np.ndarray:
 
     Returns:
       In nats, `inf` at -1 and 1.
-
-    Raises:
-      ValueError: a correlation out of range.
     """
     correlation = np.asarray(correlation, np.float64)
     if not np.all(np.abs(correlation) <= 1):

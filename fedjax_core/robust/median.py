@@ -3,6 +3,8 @@ r"""The geometric median :math:`\arg\min_w \sum_j A_j \lVert w_j - w \rVert_2`.
 With h honest points within distance r of a centre and b < h arbitrary others, equally
 weighted, it lies within :math:`r / \sqrt{1 - (b/h)^2}` of that centre. The mean has no
 such bound.
+
+A known weight that is negative or not finite raises ValueError.
 """
 
 from collections.abc import Callable
@@ -83,9 +85,6 @@ def subgradient_residual(
       values: leaves ``[K, ...]``.
       weights: ``[K]``.
       point: leaves ``[...]``.
-
-    Raises:
-      ValueError: a known weight that is negative or not finite.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (176); the vectors

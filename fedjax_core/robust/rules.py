@@ -10,6 +10,8 @@ suspected values is bound by `functools.partial`, or follows the number of neigh
 Order statistics are taken entry by entry. With at most b arbitrary values among K and
 2b < K, `clip_extremes` and `trim_extremes` stay between the smallest and the largest of
 the others. NaN counts as a largest value. `suspects_among` turns a fraction into b.
+
+A known weight that is negative or not finite raises ValueError.
 """
 
 from collections.abc import Callable
@@ -19,11 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows
+from fedjax_core.arrays import along_rows, is_known, wide
 from fedjax_core.reduce import Cast, Reduction, stack
 from fedjax_core.robust.median import weiszfeld
 from fedjax_core.types import PyTree
@@ -37,9 +38,6 @@ def average(values: PyTree, weights: jax.Array) -> PyTree:
     Args:
       values: leaves ``[K, ...]``.
       weights: ``[K]``, >= 0; bool weighs equally what is True.
-
-    Raises:
-      ValueError: a known weight that is negative or not finite.
     """
     check.each_non_negative("value", weights=weights)
     return _weighted_mean(values, jnp.asarray(weights))
@@ -67,11 +65,7 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
       ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
       TypeError: b is no int.
     """
-    check.each_non_negative("value", weights=weights)
-    weights = jnp.asarray(weights)
-    present = weights > 0
-    n = present.sum()
-    _check_suspects(b, weights.shape[0])
+    weights, present, n = _present(weights, b)
     last = weights.shape[0] - 1
 
     def one(x: jax.Array) -> jax.Array:
@@ -102,11 +96,7 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
       ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
       TypeError: b is no int.
     """
-    check.each_non_negative("value", weights=weights)
-    weights = jnp.asarray(weights)
-    present = weights > 0
-    n = present.sum()
-    _check_suspects(b, weights.shape[0])
+    weights, present, n = _present(weights, b)
     rank = jnp.arange(weights.shape[0])
     kept = (rank >= b) & (rank < n - b)
 
@@ -185,9 +175,6 @@ def clipped_mean(clip_fraction: float) -> Reduction:
 
     Args:
       clip_fraction: beta, in [0, 0.5).
-
-    Raises:
-      ValueError: as `trimmed_mean`.
     """
     check.fraction(0.5, clip_fraction=clip_fraction)
     return _by_share(clip_extremes, "clip", clip_fraction)
@@ -234,17 +221,22 @@ def require_int(b: Any) -> None:
         raise TypeError(f"b must be an int, got {b!r}.")
 
 
-def _check_suspects(b: Any, slots: int) -> None:
+def _present(weights: jax.Array, b: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Checked weights ``[K]``, which values are there and how many."""
+    check.each_non_negative("value", weights=weights)
     require_int(b)
-    if not isinstance(b, Tracer) and not 0 <= b < slots - b:
+    weights = jnp.asarray(weights)
+    slots = weights.shape[0]
+    if is_known(b) and not 0 <= b < slots - b:
         raise ValueError(
             f"b must be >= 0 and 2b less than the number of values, {slots}, got {b}."
         )
+    return weights, weights > 0, (weights > 0).sum()
 
 
 def _weighted_mean(values: PyTree, weights: jax.Array) -> PyTree:
     def one(x: jax.Array) -> jax.Array:
-        x = _wide(x)
+        x = wide(x)
         w = weights.astype(x.dtype)
         total = w.sum()
         # What is not there may hold anything, NaN included.
@@ -255,7 +247,7 @@ def _weighted_mean(values: PyTree, weights: jax.Array) -> PyTree:
 
 
 def _with_largest(x: jax.Array, present: jax.Array) -> jax.Array:
-    x = _wide(x)
+    x = wide(x)
     return jnp.where(along_rows(present, x) & ~jnp.isnan(x), x, jnp.inf)
 
 
@@ -263,7 +255,3 @@ def _refuse(result: PyTree, n: jax.Array, b: Any) -> PyTree:
     """NaN where b of n values leave nothing in the middle; loud, not wrong."""
     nothing = (n > 0) & ((b < 0) | (b >= n - b))
     return jax.tree.map(lambda x: jnp.where(nothing, jnp.nan, x), result)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -8,6 +8,9 @@ The base case that networks of devices extend. Linear regression with features
   f(w) = \frac1m \|y - Xw\|^2 + \alpha \|w - w_{\mathrm{ref}}\|^2
        = w^\top Q w + q^\top w + c .
 
+Data without rows, of other shapes or not finite, and arguments out of the ranges given
+raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Chapter 2.
 """
@@ -39,9 +42,6 @@ def linear_risk(
 
     Returns:
       ``[d, d]``, ``[d]`` and ``[]``.
-
-    Raises:
-      ValueError: no rows, other shapes, values that are not finite, or alpha < 0.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
@@ -82,9 +82,6 @@ def ridge(
       y: ``[m]``.
       alpha: >= 0; may be traced, to sweep over it.
       w_ref: ``[d]``.
-
-    Raises:
-      ValueError: as `linear_risk`.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)

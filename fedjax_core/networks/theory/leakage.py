@@ -2,6 +2,8 @@ r"""How far the solution of GTVMin moves with one label.
 
 How well a test can tell neighbouring datasets apart is in `privacy.auditing`.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
 """
@@ -46,9 +48,6 @@ def label_sensitivity(
     Returns:
       ``[n, m]``, zero for data points that are not there; NaN for all others where Q
       is singular (see `check_regular`).
-
-    Raises:
-      ValueError: arrays whose shapes do not fit, or alpha < 0.
     """
     X, mask, count, inverse = _problem(graph, X, alpha, mask)
     n, _, d = X.shape
@@ -75,9 +74,6 @@ def label_sensitivity_bound(
 
     Returns:
       ``[n, m]``, zero for data points that are not there.
-
-    Raises:
-      ValueError: arrays whose shapes do not fit, or smallest <= 0.
     """
     check.positive(smallest=smallest)
     X, mask, count = _local_data(X, mask)

@@ -1,5 +1,7 @@
 """Human oversight: validation errors per node, uncertainty, and a log of a run.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 8.1 and 8.4.
 """
@@ -34,9 +36,6 @@ def validation_error(
     Returns:
       ``[n]``; to watch in every round, and a measure of uncertainty to tell users. NaN
       for a node without rows.
-
-    Raises:
-      ValueError: other shapes.
     """
     errors, rows = _residuals(W, X, y, mask)
     return jnp.mean(errors**2, axis=1, where=rows)

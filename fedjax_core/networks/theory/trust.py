@@ -5,6 +5,9 @@ With :math:`\lambda_{\max}` the largest eigenvalue of all Q_i and :math:`\bar\la
 the smallest of their mean (eq. (105)), bounds are infinite where
 :math:`\bar\lambda = 0`.
 
+Arrays of other shapes, rows that are not finite and arguments out of the ranges given
+raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 8.2.
 """
@@ -48,9 +51,6 @@ def label_change(
 
     Returns:
       ``[n, d]``, the new solution minus the old.
-
-    Raises:
-      ValueError: other shapes, or a row that is not finite.
     """
     local = _statistics(X, "change", change, mask)
     return closed_form(graph, local.Q, local.q, alpha)
@@ -90,9 +90,6 @@ def sensitivity_bounds(
       change: ``[n, m]``, e_i.
       smallest_eigenvalue: of the whole quadratic ``[n d, n d]``, if known.
       mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
-
-    Raises:
-      ValueError: alpha is negative, or other shapes.
     """
     change = as_float(change)
     if change.ndim != 2 or len(change) != graph.num_nodes:
@@ -174,9 +171,6 @@ def average_error(
       noise: ``[n, m]``, e_i = y_i - X_i wbar.
       W: ``[n, d]``, the solution for the squared penalty.
       mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
-
-    Raises:
-      ValueError: other shapes, or a row that is not finite.
     """
     local = _statistics(X, "noise", noise, mask)
     away = W - W.mean(0)[None]
