@@ -114,12 +114,7 @@ class Trigger:
         return X.at[..., self._columns_of(X)].set(values)
 
     def holds(self, X: jax.Array) -> jax.Array:
-        """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool.
-
-        Raises:
-          ValueError: a column outside 0..d-1.
-          TypeError: fractions for features of ints.
-        """
+        """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool."""
         values = _cast("values", self.values, X)
         found = X[..., self._columns_of(X)]
         return (found == jnp.broadcast_to(values, found.shape)).all(-1)

@@ -101,12 +101,16 @@ def test_the_hour_from_three_to_four_as_a_back_door(x64):
     attacked = jnp.zeros(hour.shape, bool).at[4, ::3].set(True)
     bad_X, bad_y = plant_backdoor(X, jnp.asarray(y), attacked, trigger, target)
     results = {}
-    for name, (a, b) in {"clean": (X, y), "attacked": (bad_X, bad_y)}.items():
-        local = least_squares_statistics(a, b)
-        operator = fedrelax.make_quadratic(graph, local.Q, local.q, alpha=1.0)
-        W, _ = run_network(operator, jnp.zeros((5, 24)), 300)
 
-        def predict(x, w=W[0]):
+    @jax.jit
+    def learn(X, y):
+        local = least_squares_statistics(X, y)
+        operator = fedrelax.make_quadratic(graph, local.Q, local.q, alpha=1.0)
+        return run_network(operator, jnp.zeros((5, 24)), 300)[0][0]
+
+    for name, (a, b) in {"clean": (X, y), "attacked": (bad_X, bad_y)}.items():
+
+        def predict(x, w=learn(a, b)):  # noqa: B008
             return x @ w
 
         results[name] = (

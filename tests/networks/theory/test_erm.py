@@ -70,10 +70,12 @@ def test_estimation_error_bound():
     X, noise = RNG.normal(size=(200, 8, 3)), RNG.normal(size=(200, 8))
     w_true = RNG.normal(size=(200, 3))
     y = np.einsum("kmd,kd->km", X, w_true) + noise
-    error = ((jax.vmap(erm.ridge)(X, y) - w_true) ** 2).sum(1)
-    bound = jax.vmap(erm.estimation_error_bound)(X, noise)
+    error = ((jax.jit(jax.vmap(erm.ridge))(X, y) - w_true) ** 2).sum(1)
+    bound = jax.jit(jax.vmap(erm.estimation_error_bound))(X, noise)
     assert (error <= bound + 1e-9).all()
-    loose = jax.vmap(lambda x, e: erm.estimation_error_bound(x, e, tight=False))
+    loose = jax.jit(
+        jax.vmap(lambda x, e: erm.estimation_error_bound(x, e, tight=False))
+    )
     close(loose(X, noise), 4 * bound)
     one = erm.ridge(X[0, :, :1], noise[0])[0] ** 2
     close(erm.estimation_error_bound(X[0, :, :1], noise[0]), one)
@@ -101,7 +103,7 @@ def test_ridge_limits_and_normal_equations():
     """T-R2."""
     X, y, ref = RNG.normal(size=(3, 5)), RNG.normal(size=3), RNG.normal(size=5)
     alphas = jnp.array([1e-10, 0.1, 10.0])
-    solutions = jax.vmap(lambda a: erm.ridge(X, y, a))(alphas)
+    solutions = jax.jit(jax.vmap(lambda a: erm.ridge(X, y, a)))(alphas)
     close(solutions[0], np.linalg.pinv(X) @ y, 1e-8)
     for alpha, w in zip(alphas[1:], solutions[1:], strict=True):
         close(w, np.linalg.solve(X.T @ X / 3 + alpha * np.eye(5), X.T @ y / 3))
@@ -114,7 +116,7 @@ def test_ridge_limits_and_normal_equations():
 def test_projection_on_the_ball():
     """T-R4: idempotent and non-expansive; the book's radius of 10."""
     w, v = 10 * RNG.normal(size=(2, 100, 3))
-    project = jax.vmap(lambda x: projections.ball(x, 10.0))
+    project = jax.jit(jax.vmap(lambda x: projections.ball(x, 10.0)))
     a, b = project(w), project(v)
     scale = np.minimum(1, 10 / np.linalg.norm(w, axis=1, keepdims=True))
     close(a, w * scale)
