@@ -21,7 +21,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows, as_mask
+from fedjax_core.arrays import as_mask, keep_rows
 from fedjax_core.privacy.mechanisms import add_gaussian
 from fedjax_core.random import stream
 from fedjax_core.reduce import select
@@ -103,12 +103,9 @@ def poison(
       attack: see the module.
       key: for an attack that draws.
     """
-
-    def one(bad, m):
-        rows = as_mask("attacked", attacked, m.shape[:1])
-        return jnp.where(along_rows(rows, m), bad, m)
-
-    return jax.tree.map(one, attack(messages, key), messages)
+    leaf = jax.tree.leaves(messages)[0]
+    rows = as_mask("attacked", attacked, leaf.shape[:1])
+    return keep_rows(rows, attack(messages, key), messages)
 
 
 def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:

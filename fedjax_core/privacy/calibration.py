@@ -233,10 +233,17 @@ def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
 
 
 def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
-    for name, value in (("p", p), ("q", q)):
-        if value.ndim != 1 or value.shape != p.shape:
-            raise ValueError(f"{name} must have shape {p.shape}, got {value.shape}.")
-        if not (np.all(value >= 0) and abs(value.sum() - 1) < 1e-9):
-            raise ValueError(f"{name} must be probabilities that sum to 1.")
+    p, q = probabilities("p", p, 1), probabilities("q", q, 1)
+    if q.shape != p.shape:
+        raise ValueError(f"q must have shape {p.shape}, got {q.shape}.")
     return p, q
+
+
+def probabilities(name: str, value: ArrayLike, ndim: int) -> np.ndarray:
+    """The value in float64; ValueError unless it holds probabilities on `ndim` axes."""
+    value = np.asarray(value, np.float64)
+    if value.ndim != ndim or not value.size:
+        raise ValueError(f"{name} must have {ndim} axes, got shape {value.shape}.")
+    if not (np.all(value >= 0) and abs(value.sum() - 1) < 1e-9):
+        raise ValueError(f"{name} must be probabilities that sum to 1.")
+    return value

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from fedjax_core.privacy.calibration import probabilities
+
 # Bell number 115,975: what `privacy_funnel` can try one by one.
 _MAX_VALUES = 10
 
@@ -28,7 +30,7 @@ def mutual_information(joint: ArrayLike) -> float:
     References:
       Jung, Section 9.3, "Privacy Funnel".
     """
-    return float(_information(_probabilities("joint", joint, 2)))
+    return float(_information(probabilities("joint", joint, 2)))
 
 
 def gaussian_mutual_information(correlation: ArrayLike) -> np.ndarray:
@@ -82,7 +84,7 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
     Raises:
       ValueError: not probabilities, K > 10, or an R above I(y; x).
     """
-    joint = _probabilities("joint", joint, 3)
+    joint = probabilities("joint", joint, 3)
     num_values = joint.shape[2]
     if num_values > _MAX_VALUES:
         raise ValueError(
@@ -106,15 +108,6 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
             Funnel(groups[best], float(leakage[best]), float(utility[best]))
         )
     return solutions
-
-
-def _probabilities(name: str, joint: ArrayLike, ndim: int) -> np.ndarray:
-    joint = np.asarray(joint, np.float64)
-    if joint.ndim != ndim or not joint.size:
-        raise ValueError(f"{name} must have {ndim} axes, got shape {joint.shape}.")
-    if not (np.all(joint >= 0) and abs(joint.sum() - 1) < 1e-9):
-        raise ValueError(f"{name} must be probabilities that sum to 1.")
-    return joint
 
 
 def _information(joint: np.ndarray) -> np.ndarray:
