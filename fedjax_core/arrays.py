@@ -25,7 +25,7 @@ def as_float(x: ArrayLike) -> jax.Array:
     return x if inexact else x.astype(jnp.result_type(float))
 
 
-def check_finite(**arrays: jax.Array) -> None:
+def check_finite(**arrays: ArrayLike) -> None:
     """Raises ValueError if a known array has a NaN or an infinity."""
     for name, x in arrays.items():
         if not isinstance(x, Tracer) and not np.isfinite(np.asarray(x)).all():

@@ -160,19 +160,8 @@ def noise_multiplier_for(
 ) -> float:
     """Smallest noise multiplier, to 0.01 %, whose guarantee is (epsilon, delta)-DP.
 
-    Args:
-      participation: how the cohorts are drawn, the object used for training.
-      num_clients: N, the size of the population.
-      rounds: number of noisy sums, >= 1.
-      epsilon: what may be spent, > 0.
-      delta: in (0, 1).
-      adjacency: the neighbouring relation; None takes the participation's default.
-
-    Returns:
-      A noise multiplier at which the function `epsilon` reports at most `epsilon`.
-
-    Raises:
-      As the function `epsilon` does.
+    Args and errors are those of the function `epsilon`, which reports at most `epsilon`
+    > 0, what may be spent, at the result.
     """
     check.positive(epsilon=epsilon)
 

@@ -3,6 +3,8 @@
 How far the solution of GTVMin moves with one label is in `networks.theory.leakage`,
 what features tell about an attribute in `information`.
 
+Arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
 """
@@ -58,15 +60,8 @@ def epsilon_from_errors(
     """The smallest epsilon >= 0 that a test with these errors leaves possible.
 
     log((1 - delta - p2) / p1), or the same with p1 and p2 exchanged if that is more;
-    upper confidence bounds of the errors give a lower one of epsilon. Jung, (180).
-
-    Args:
-      p1: probabilities in [0, 1], of any shape.
-      p2: the same for the neighbour.
-      delta: in [0, 1).
-
-    Returns:
-      Of the shape of p1; `inf` for a test that errs too seldom on one side.
+    upper confidence bounds of the errors give a lower one of epsilon. Args are those of
+    `trade_off_slack`; the result is `inf` for a test that errs too seldom on one side.
     """
     p1, p2 = _errors(p1, p2, delta)
 
@@ -121,10 +116,6 @@ def audit(
       delta: of the claim, in [0, 1).
       confidence: with which the bound holds, in (0, 1).
 
-    Raises:
-      ValueError: an argument is out of range.
-      TypeError: runs is not an int.
-
     References:
       Jung, Section 9.2, "How To Be Sure?".
     """
@@ -157,9 +148,6 @@ def audit_outputs(
       fit: learns a score from flat outputs ``[k, p]`` and labels ``[k]`` in {-1, 1}, 1
         for the neighbour; by default linear least squares. The threshold on the score
         is chosen here, on the same outputs.
-
-    Raises:
-      ValueError: an argument is out of range or fewer than four runs.
     """
     check.open_interval(0, 1, confidence=confidence)
     first, second = _flat(outputs), _flat(neighbour_outputs)

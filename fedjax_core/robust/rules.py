@@ -90,11 +90,7 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
       values: leaves ``[K, ...]``.
       weights: ``[K]``, >= 0; bool weighs equally what is True, and is faster. Of equal
         values with different weights, those at the front count as the smaller.
-      b: as for `clip_extremes`.
-
-    Raises:
-      ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
-      TypeError: b is no int.
+      b: as for `clip_extremes`, and the same errors.
     """
     weights, present, n = _present(weights, b)
     rank = jnp.arange(weights.shape[0])

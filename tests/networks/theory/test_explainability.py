@@ -3,6 +3,14 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.networks.theory.problems import (
+    D,
+    M,
+    N,
+    by_node,
+    guesses_setting,
+    ragged_setting,
+)
 
 from fedjax_core.networks.oracles import least_squares_statistics, quadratic
 from fedjax_core.networks.theory.explainability import (
@@ -16,20 +24,10 @@ from fedjax_core.networks.theory.oversight import (
     validation_error,
 )
 
-N, M, D = 6, 5, 2
-
-
 pytestmark = pytest.mark.usefixtures("x64")
 
 
 # T-T6: subjective explainability.
-
-
-def guesses_setting():
-    rng = np.random.default_rng(5)
-    X, y = rng.normal(size=(N, M, D)), rng.normal(size=(N, M))
-    T, u = rng.normal(size=(N, 7, D)), rng.normal(size=(N, 7))
-    return jnp.asarray(X), jnp.asarray(y), jnp.asarray(T), jnp.asarray(u)
 
 
 def test_explainability_trades_against_training_error():
@@ -100,21 +98,6 @@ def test_shifted_copies_are_a_penalty():
 
 
 # Nodes with different numbers of rows: what is not there holds NaN.
-
-
-def ragged_setting():
-    X, y, T, u = (np.array(a) for a in guesses_setting())
-    rows = np.arange(M) < np.array([5, 2, 3, 5, 4, 2])[:, None]
-    tests = np.arange(7) < np.array([7, 1, 3, 2, 7, 5])[:, None]
-    for known, there in ((X, rows), (y, rows), (T, tests), (u, tests)):
-        known[~there] = np.nan
-    return X, y, rows, T, u, tests
-
-
-def by_node(function, rows, *arrays):
-    return np.array(
-        [function(i, *(a[i][rows[i]] for a in arrays)) for i in range(len(rows))]
-    )
 
 
 def test_explainability_on_ragged_nodes():

@@ -6,9 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.networks.theory.problems import (
+    EDGES,
+    GRAPH,
+    KEY,
+    D,
+    M,
+    N,
+    by_node,
+    guesses_setting,
+    ragged_setting,
+)
 
 from fedjax_core.algorithms.networks import fedrelax
-from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import run as run_network
 from fedjax_core.networks.oracles import least_squares_statistics, quadratic
 from fedjax_core.networks.theory.explainability import (
@@ -28,29 +38,10 @@ from fedjax_core.networks.theory.trust import (
     sensitivity_bounds,
 )
 
-KEY = jax.random.key(0)
-
-
-N, M, D = 6, 5, 2
-
-
-EDGES = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [1, 4]]
-
-
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-GRAPH = Graph.from_edges(EDGES)
-
-
 # T-T6: subjective explainability.
-
-
-def guesses_setting():
-    rng = np.random.default_rng(5)
-    X, y = rng.normal(size=(N, M, D)), rng.normal(size=(N, M))
-    T, u = rng.normal(size=(N, 7, D)), rng.normal(size=(N, 7))
-    return jnp.asarray(X), jnp.asarray(y), jnp.asarray(T), jnp.asarray(u)
 
 
 # T-T8: oversight.
@@ -104,21 +95,6 @@ def test_uncertainty_of_predictions():
 
 
 # Nodes with different numbers of rows: what is not there holds NaN.
-
-
-def ragged_setting():
-    X, y, T, u = (np.array(a) for a in guesses_setting())
-    rows = np.arange(M) < np.array([5, 2, 3, 5, 4, 2])[:, None]
-    tests = np.arange(7) < np.array([7, 1, 3, 2, 7, 5])[:, None]
-    for known, there in ((X, rows), (y, rows), (T, tests), (u, tests)):
-        known[~there] = np.nan
-    return X, y, rows, T, u, tests
-
-
-def by_node(function, rows, *arrays):
-    return np.array(
-        [function(i, *(a[i][rows[i]] for a in arrays)) for i in range(len(rows))]
-    )
 
 
 def test_oversight_on_ragged_nodes():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.networks.theory.problems import EDGES, GRAPH, KEY, D, N, on
 
 from fedjax_core.algorithms.networks import fedgd
 from fedjax_core.networks import builders
@@ -20,23 +21,7 @@ from fedjax_core.networks.theory.resilience import (
     without_nodes,
 )
 
-KEY = jax.random.key(0)
-
-
-N, M, D = 6, 5, 2
-
-
-EDGES = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [1, 4]]
-
-
 pytestmark = pytest.mark.usefixtures("x64")
-
-
-GRAPH = Graph.from_edges(EDGES)
-
-
-def on(weight):
-    return GRAPH.with_weight(weight)
 
 
 # T-T5: resilience.

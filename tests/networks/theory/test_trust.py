@@ -4,9 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.networks.theory.problems import (
+    EDGES,
+    GRAPH,
+    D,
+    M,
+    N,
+    by_node,
+    on,
+    ragged_setting,
+)
 
 from fedjax_core.networks import builders, gtvmin
-from fedjax_core.networks.graph import Graph, degree, laplacian
+from fedjax_core.networks.graph import degree, laplacian
 from fedjax_core.networks.oracles import least_squares_statistics, quadratic
 from fedjax_core.networks.theory.trust import (
     average_error,
@@ -16,12 +26,6 @@ from fedjax_core.networks.theory.trust import (
     robustness_quotient,
     sensitivity_bounds,
 )
-
-N, M, D = 6, 5, 2
-
-
-EDGES = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0], [1, 4]]
-
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -37,13 +41,6 @@ def random_problems(seed, count=200):
         rng.normal(size=(count, D)),
         rng.normal(size=(count, N, M)) * 10.0 ** rng.uniform(-1, 1, (count, N, 1)),
     )
-
-
-GRAPH = Graph.from_edges(EDGES)
-
-
-def on(weight):
-    return GRAPH.with_weight(weight)
 
 
 def moments(X):
@@ -153,13 +150,6 @@ def test_robustness_quotient_and_where_it_is_attained():
 # T-T6: subjective explainability.
 
 
-def guesses_setting():
-    rng = np.random.default_rng(5)
-    X, y = rng.normal(size=(N, M, D)), rng.normal(size=(N, M))
-    T, u = rng.normal(size=(N, 7, D)), rng.normal(size=(N, 7))
-    return jnp.asarray(X), jnp.asarray(y), jnp.asarray(T), jnp.asarray(u)
-
-
 def test_labels_of_all_nodes_count_at_large_alpha_in_float32():
     X, change = jnp.ones((10, 1, 1)), jnp.ones((10, 1))
     for alpha in (1e4, 1e6, 1e9):
@@ -168,21 +158,6 @@ def test_labels_of_all_nodes_count_at_large_alpha_in_float32():
 
 
 # Nodes with different numbers of rows: what is not there holds NaN.
-
-
-def ragged_setting():
-    X, y, T, u = (np.array(a) for a in guesses_setting())
-    rows = np.arange(M) < np.array([5, 2, 3, 5, 4, 2])[:, None]
-    tests = np.arange(7) < np.array([7, 1, 3, 2, 7, 5])[:, None]
-    for known, there in ((X, rows), (y, rows), (T, tests), (u, tests)):
-        known[~there] = np.nan
-    return X, y, rows, T, u, tests
-
-
-def by_node(function, rows, *arrays):
-    return np.array(
-        [function(i, *(a[i][rows[i]] for a in arrays)) for i in range(len(rows))]
-    )
 
 
 def test_changes_and_bounds_on_ragged_nodes():
