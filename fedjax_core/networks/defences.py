@@ -35,7 +35,7 @@ def relax_by_norm(
     alpha: ArrayLike,
     inner_steps: int = 100,
 ) -> jax.Array:
-    r"""The robust local update of all nodes in parallel.
+    r"""The robust local update of all nodes in parallel (Jung, eq. (170) and (175)).
 
     .. math::
 
@@ -48,8 +48,7 @@ def relax_by_norm(
 
     Eq. (170) lacks alpha and has the penalty at the old w_i, where it is a constant;
     what is minimised over stands in it here. Its fixed points are not all solutions of
-    GTVMin with the norm: nodes in one place can hold each other there. Jung, eq. (170)
-    and (175).
+    GTVMin with the norm: nodes in one place can hold each other there.
 
     Args:
       graph: the network.
@@ -63,6 +62,9 @@ def relax_by_norm(
 
     Returns:
       ``[n, ...]``.
+
+    Raises:
+      ValueError: alpha is not positive, or inner_steps < 1.
     """
     check.positive(alpha=alpha)
     check.positive_int(inner_steps=inner_steps)

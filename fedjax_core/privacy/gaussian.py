@@ -12,6 +12,34 @@ from fedjax_core.reduce import Cast, Reduction, total
 from fedjax_core.transform import Message, Transform, stateless
 from fedjax_core.types import Key, PyTree
 
+Law = Literal["normal", "laplace"]
+
+
+def add_noise(key: Key, tree: PyTree, sigma: jax.Array | float, law: Law) -> PyTree:
+    """Adds noise of mean 0 and standard deviation sigma >= 0 to every entry."""
+    if is_known(sigma) and sigma == 0:
+        return tree
+    if law == "normal":
+        return add_gaussian(key, tree, sigma)
+    # exp(-|x|/b) has the standard deviation sqrt(2) b.
+    return add_laplace(key, tree, sigma / 2**0.5)
+
+
+def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
+    """Every client adds noise of its own to its update.
+
+    Args:
+      sigma: standard deviation, >= 0.
+      law: of the noise.
+    """
+    check.non_negative(sigma=sigma)
+    check.one_of(("normal", "laplace"), law=law)
+
+    def apply(message: Message, key: Key) -> Message:
+        return message._replace(update=add_noise(key, message.update, sigma, law))
+
+    return stateless(apply, name=f"noisy({sigma}, {law})")
+
 
 def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduction:
     r"""The mean with Gaussian noise on the sum (DP-FedAvg).
@@ -59,32 +87,3 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
 
     name = f"gaussian_mean({noise_multiplier}, {expected_cohort_size})"
     return plain._replace(finish=finish, name=name)
-
-
-Law = Literal["normal", "laplace"]
-
-
-def add_noise(key: Key, tree: PyTree, sigma: jax.Array | float, law: Law) -> PyTree:
-    """Adds noise of mean 0 and standard deviation sigma >= 0 to every entry."""
-    if is_known(sigma) and sigma == 0:
-        return tree
-    if law == "normal":
-        return add_gaussian(key, tree, sigma)
-    # exp(-|x|/b) has the standard deviation sqrt(2) b.
-    return add_laplace(key, tree, sigma / 2**0.5)
-
-
-def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
-    """Every client adds noise of its own to its update.
-
-    Args:
-      sigma: standard deviation, >= 0.
-      law: of the noise.
-    """
-    check.non_negative(sigma=sigma)
-    check.one_of(("normal", "laplace"), law=law)
-
-    def apply(message: Message, key: Key) -> Message:
-        return message._replace(update=add_noise(key, message.update, sigma, law))
-
-    return stateless(apply, name=f"noisy({sigma}, {law})")

@@ -79,13 +79,13 @@ def test_poisoned_links_reach_only_their_receiver():
     losses = quadratic(jnp.ones((3, 1, 1)), zeros)
     link = np.asarray((graph.source == 1) & (graph.target == 2))
     channel = poison_channel(graph, nudge(np.full(1, 8.0)), links=link)
-    W = step(fedrelax.make(graph, losses, alpha=1.0), channel)(zeros, 0, None)
+    W = jax.jit(step(fedrelax.make(graph, losses, alpha=1.0), channel))(zeros, 0, None)
     # w^2 + (w - 8)^2 is least at 4.
     np.testing.assert_allclose(W[:, 0], [0, 0, 4], rtol=1e-6)
     both = poison_channel(
         graph, nudge(np.full(1, 8.0)), links=link, nodes=np.arange(3) == 2
     )
-    W = step(fedrelax.make(graph, losses, alpha=1.0), both)(zeros, 0, None)
+    W = jax.jit(step(fedrelax.make(graph, losses, alpha=1.0), both))(zeros, 0, None)
     # Node 1 hears 0 and 8: least at 8/3.
     np.testing.assert_allclose(W[:, 0], [0, 8 / 3, 4], rtol=1e-6)
     for bad in ({}, {"nodes": np.zeros(3)}, {"links": np.zeros(3, bool)}):

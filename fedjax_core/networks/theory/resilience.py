@@ -69,7 +69,7 @@ def is_connected(graph: Graph, alive: jax.Array | None = None) -> jax.Array:
     traced. One node is connected, none is not.
     """
     n = graph.num_nodes
-    alive = as_mask("alive", alive, (n,))
+    alive = jnp.ones(n, bool) if alive is None else as_mask("alive", alive, (n,))
     live = (graph.weight > 0)[graph.edge] & alive[graph.source] & alive[graph.target]
 
     def spread(carry):
