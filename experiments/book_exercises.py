@@ -73,7 +73,7 @@ class Experiment:
             trials=self.trials, num_stations=self.num_stations, rounds=self.rounds
         )
         check.in_range(5, 1000, num_stations=self.num_stations)
-        check.non_negative(seed=self.seed)
+        check.seed(seed=self.seed)
 
 
 class Row(NamedTuple):

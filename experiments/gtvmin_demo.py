@@ -85,7 +85,7 @@ class Experiment:
         builders.block_labels(self.sizes)
         check.in_range(0, 1, p_in=self.p_in, p_out=self.p_out)
         check.positive(noise_std=self.noise_std)
-        check.non_negative(graph_seed=self.graph_seed)
+        check.seed(graph_seed=self.graph_seed)
         check.positive_int(
             num_features=self.num_features,
             rounds=self.rounds,

@@ -47,7 +47,8 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(alpha=self.alpha, gamma=self.gamma)
-        check.non_negative(sigma=self.sigma, seed=self.seed)
+        check.non_negative(sigma=self.sigma)
+        check.seed(seed=self.seed)
         check.in_range(0, 1, gamma=self.gamma)
         check.positive_int(
             num_clients=self.num_clients,

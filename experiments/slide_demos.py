@@ -76,7 +76,7 @@ class Experiment:
         check.in_range(1, self.num_examples, batch_size=self.batch_size)
         check.in_range(1, self.num_examples, num_features=self.num_features)
         check.positive(alpha=self.alpha)
-        check.non_negative(seed=self.seed)
+        check.seed(seed=self.seed)
 
 
 PRESETS = {

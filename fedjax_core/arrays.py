@@ -25,7 +25,7 @@ def as_float(x: ArrayLike) -> jax.Array:
     return x if inexact else x.astype(jnp.result_type(float))
 
 
-def check_finite(**arrays: jax.Array) -> None:
+def check_finite(**arrays: ArrayLike) -> None:
     """Raises ValueError if a known array has a NaN or an infinity."""
     for name, x in arrays.items():
         if not isinstance(x, Tracer) and not np.isfinite(np.asarray(x)).all():
@@ -37,14 +37,22 @@ def along_rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
     return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1))
 
 
+def keep_rows(active: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """The new rows where `active` ``[n]`` holds and the old ones elsewhere, by bit."""
+    return jax.tree.map(lambda a, b: jnp.where(along_rows(active, a), a, b), new, old)
+
+
 def flat_rows(x: jax.Array) -> jax.Array:
     """Every row as a vector, ``[n, ...]`` to ``[n, k]``; n may be 0."""
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without rows
 
 
-def as_mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    """A bool array of the given shape; raises ValueError for a list of indices."""
-    mask = jnp.asarray(value)
+def as_mask(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> jax.Array:
+    """A bool array of the given shape; raises ValueError for a list of indices.
+
+    None is all True.
+    """
+    mask = jnp.ones(shape, bool) if value is None else jnp.asarray(value)
     if mask.dtype != bool or mask.shape != shape:
         raise ValueError(
             f"{name} must be bool of shape {shape}, got {mask.dtype} {mask.shape}."
@@ -93,7 +101,12 @@ def by_row(value: ArrayLike, like: jax.Array) -> jax.Array:
             f"rows of shape {like.shape} need one number or one each, shape "
             f"{like.shape[:1]}, got shape {value.shape}."
         )
-    return value.reshape(value.shape + (1,) * (like.ndim - 1)) if value.ndim else value
+    return along_rows(value, like) if value.ndim else value
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """At least float32, to compute in: halves lose squares and counts."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def numpy_of(x: Any) -> Any:

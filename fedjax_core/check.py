@@ -1,7 +1,7 @@
 """Argument checks whose messages name the argument, its value and the rule."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,27 +18,40 @@ def _require(name: str, value: Any, ok: bool, rule: str) -> None:
         raise ValueError(f"{name} must be {rule}, got {value!r}.")
 
 
-def _real(name: str, value: Any) -> None:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}.") from None
+def _known(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The values that are not traced; raises TypeError for one that is no number."""
+    for name, value in values.items():
+        if _is_traced(value):
+            continue
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} must be a number, got {value!r}.") from None
+        yield name, value
+
+
+def open_interval(low: float, high: float, **values: Any) -> None:
+    """Raises ValueError unless low < value < high for every value."""
+    above = "finite" if high == math.inf else f"< {high}"
+    for name, value in _known(values):
+        _require(name, value, low < value < high, f"> {low} and {above}")
 
 
 def positive(**values: Any) -> None:
     """Raises ValueError unless every value is finite and > 0."""
-    for name, value in values.items():
-        if not _is_traced(value):
-            _real(name, value)
-            _require(name, value, 0 < value < math.inf, "> 0 and finite")
+    open_interval(0, math.inf, **values)
+
+
+def fraction(below: float = 1, **values: Any) -> None:
+    """Raises ValueError unless every value lies in [0, below)."""
+    for name, value in _known(values):
+        _require(name, value, 0 <= value < below, f"in [0, {below})")
 
 
 def non_negative(**values: Any) -> None:
     """Raises ValueError unless every value is finite and >= 0."""
-    for name, value in values.items():
-        if not _is_traced(value):
-            _real(name, value)
-            _require(name, value, 0 <= value < math.inf, ">= 0 and finite")
+    for name, value in _known(values):
+        _require(name, value, 0 <= value < math.inf, ">= 0 and finite")
 
 
 def each_non_negative(of: str, **arrays: Any) -> None:
@@ -62,10 +75,8 @@ def each_non_negative(of: str, **arrays: Any) -> None:
 
 def in_range(low: float, high: float, **values: Any) -> None:
     """Raises ValueError unless every value lies in the closed interval [low, high]."""
-    for name, value in values.items():
-        if not _is_traced(value):
-            _real(name, value)
-            _require(name, value, low <= value <= high, f"in [{low}, {high}]")
+    for name, value in _known(values):
+        _require(name, value, low <= value <= high, f"in [{low}, {high}]")
 
 
 def _int(name: str, value: Any) -> None:

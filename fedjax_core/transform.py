@@ -4,6 +4,7 @@ A transform sees a `Message`, the update on its way to the server together with 
 sending it costs. It runs where the client finishes, inside the same compiled program.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -151,25 +152,36 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
 
 
 def flat_norm(update: PyTree) -> jax.Array:
-    """The L2 norm over all coordinates of all leaves, in float32; ``[]``."""
-    leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(update)]
+    """The L2 norm over all coordinates of all leaves, in float32 or wider; ``[]``."""
+    leaves = jax.tree.leaves(update)
+    wide = any(x.dtype == jnp.float64 for x in leaves)
+    dtype = jnp.float64 if wide else jnp.float32
+    leaves = [x.astype(dtype) for x in leaves]
     # Relative to the largest coordinate, squares neither overflow nor vanish.
-    largest = jnp.float32(0)
+    largest = jnp.zeros((), dtype)
     for x in leaves:
         largest = jnp.maximum(largest, jnp.max(jnp.abs(x), initial=0))
     largest = lax.stop_gradient(largest)
     unit = jnp.where(largest > 0, largest, 1)
-    total = sum((jnp.sum(jnp.square(x / unit)) for x in leaves), jnp.float32(0))
+    total = sum((_tree_sum(jnp.square(x / unit)) for x in leaves), jnp.zeros((), dtype))
     # The square root has no slope at 0; the norm's is taken to be 0 there.
     return unit * jnp.where(total > 0, jnp.sqrt(jnp.where(total > 0, total, 1)), 0)
+
+
+def _tree_sum(x: jax.Array) -> jax.Array:
+    """The sum by groups of 64, whose rounding hardly grows with the size."""
+    x = x.ravel()
+    while x.size > 64:
+        x = jnp.pad(x, (0, -x.size % 64)).reshape(-1, 64).sum(1)
+    return x.sum()
 
 
 def clip(clip_norm: float) -> Transform:
     r"""Flat clipping: :math:`u \min(1, C / \lVert u \rVert_2)`.
 
-    Guarantees :math:`\lVert u \rVert_2 \le C` over all leaves together: an update that
-    is clipped is shortened by one more rounding error of its dtype, so that bfloat16
-    can't round it up past C.
+    Guarantees :math:`\lVert u \rVert_2 \le C` over all leaves together, in every dtype:
+    an update that is clipped is shortened by what the norm may be rounded off, about
+    1e-5 of it in float32, and its coordinates are rounded towards zero.
 
     References:
       McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
@@ -180,11 +192,24 @@ def clip(clip_norm: float) -> Transform:
     def apply(message: Message, key: Key) -> Message:
         del key
         norm = flat_norm(message.update)
-        scale = clip_norm / jnp.maximum(norm, clip_norm)
+        leaves = jax.tree.leaves(message.update)
+        # 63 additions for each level of a sum, one for each leaf, and what little the
+        # rest rounds; the square root halves it.
+        levels = max((1 + int(math.log(x.size or 1, 64)) for x in leaves), default=1)
+        error = (16 * levels + len(leaves) + 8) * float(jnp.finfo(norm.dtype).eps)
+        scale = (1 - error) * clip_norm / jnp.maximum(norm, clip_norm)
 
         def one(u: jax.Array) -> jax.Array:
-            margin = jnp.where(norm > clip_norm, 1 - float(jnp.finfo(u.dtype).eps), 1.0)
-            return (u.astype(jnp.float32) * (scale * margin)).astype(u.dtype)
+            limits = jnp.finfo(u.dtype)
+            eps, least = float(limits.eps), float(limits.smallest_subnormal)
+            wide = u.astype(norm.dtype) * scale
+            size = jnp.abs(wide)
+            up = jnp.abs(wide.astype(u.dtype)).astype(norm.dtype) > size
+            # One unit in the last place; subnormal numbers are equally far apart.
+            place = jnp.maximum(size * eps, least)
+            shorter = jnp.sign(wide) * jnp.maximum(size - place, 0)
+            out = jnp.where(up, shorter, wide).astype(u.dtype)
+            return jnp.where(norm > clip_norm * (1 - error), out, u)
 
         return message._replace(update=jax.tree.map(one, message.update))
 

@@ -1,5 +1,7 @@
 """Attacks on the data of some nodes.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 10.1.2 and 10.2.
 """
@@ -15,8 +17,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import is_known
-from fedjax_core.privacy.mechanisms import check_room
+from fedjax_core.arrays import as_mask, is_known
+from fedjax_core.privacy.mechanisms import check_classes
 
 
 def poison_data(
@@ -61,19 +63,13 @@ def flip_labels(
       attacked: bool, its shape starts that of y.
       num_classes: K >= 2.
       shift: not a multiple of K.
-
-    Raises:
-      ValueError: num_classes < 2, more classes than the dtype of y has room for, or
-        a shift that changes nothing.
     """
-    check.positive_int(num_classes=num_classes)
-    if num_classes < 2 or shift % num_classes == 0:
+    ints = jnp.issubdtype(y.dtype, jnp.integer)
+    check_classes(num_classes, y.dtype if ints else int)
+    if shift % num_classes == 0:
         raise ValueError(
-            "flip_labels needs num_classes >= 2 and a shift that is no multiple of it, "
-            f"got {num_classes} and {shift}."
+            f"shift must be no multiple of num_classes = {num_classes}, got {shift}."
         )
-    if jnp.issubdtype(y.dtype, jnp.integer):
-        check_room(y.dtype, num_classes)
     wide = jnp.promote_types(y.dtype, jnp.int32)
     flipped = (y.astype(wide) + shift % num_classes) % num_classes
     return jnp.where(_widen(attacked, y), flipped.astype(y.dtype), y)
@@ -118,12 +114,7 @@ class Trigger:
         return X.at[..., self._columns_of(X)].set(values)
 
     def holds(self, X: jax.Array) -> jax.Array:
-        """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool.
-
-        Raises:
-          ValueError: a column outside 0..d-1.
-          TypeError: fractions for features of ints.
-        """
+        """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool."""
         values = _cast("values", self.values, X)
         found = X[..., self._columns_of(X)]
         return (found == jnp.broadcast_to(values, found.shape)).all(-1)
@@ -193,9 +184,6 @@ def attack_success(
       trigger: of the back door.
       target: the attacker's prediction.
       tolerance: how close a prediction must come; 0 for classes.
-
-    Raises:
-      ValueError: a negative tolerance.
     """
     check.non_negative(tolerance=tolerance)
     return (jnp.abs(predict(trigger.stamp(X)) - target) <= tolerance).mean()
@@ -231,10 +219,5 @@ def _cast(name: str, value: Any, like: jax.Array) -> jax.Array:
 
 
 def _widen(attacked: jax.Array, like: jax.Array) -> jax.Array:
-    attacked = jnp.asarray(attacked)
-    if attacked.dtype != bool or attacked.shape != like.shape[: attacked.ndim]:
-        raise ValueError(
-            f"attacked must be bool and its shape start {like.shape}, got "
-            f"{attacked.dtype} {attacked.shape}."
-        )
-    return attacked.reshape(attacked.shape + (1,) * (like.ndim - attacked.ndim))
+    attacked = as_mask("attacked", attacked, like.shape[: jnp.ndim(attacked)])
+    return jnp.expand_dims(attacked, tuple(range(attacked.ndim, like.ndim)))

@@ -6,6 +6,8 @@ those of all directed edges ``[2E, ...]``. `poison` applies one to chosen rows,
 `networks.attacks.poison_channel` inside a round on a network, and `poisoned` to the
 updates of a fraction of the clients of any server method. Data poisoning is in `data`.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 10.1 and 10.2.
 """
@@ -16,11 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows, as_mask
+from fedjax_core.arrays import as_mask, keep_rows
 from fedjax_core.privacy.mechanisms import add_gaussian
 from fedjax_core.random import stream
 from fedjax_core.reduce import select
@@ -43,11 +44,7 @@ def scale(factor: ArrayLike) -> Attack:
 
 
 def add_noise(sigma: jax.Array | float) -> Attack:
-    """Adds independent normal noise of standard deviation `sigma` to every entry.
-
-    Raises:
-      ValueError: sigma is not positive.
-    """
+    """Adds independent normal noise of standard deviation `sigma` to every entry."""
     check.positive(sigma=sigma)
     return lambda message, key: add_gaussian(key, message, sigma)
 
@@ -105,16 +102,10 @@ def poison(
       attacked: ``[k]`` bool.
       attack: see the module.
       key: for an attack that draws.
-
-    Raises:
-      ValueError: `attacked` is no bool array of shape ``[k]``.
     """
-
-    def one(bad, m):
-        rows = as_mask("attacked", attacked, m.shape[:1])
-        return jnp.where(along_rows(rows, m), bad, m)
-
-    return jax.tree.map(one, attack(messages, key), messages)
+    leaf = jax.tree.leaves(messages)[0]
+    rows = as_mask("attacked", attacked, leaf.shape[:1])
+    return keep_rows(rows, attack(messages, key), messages)
 
 
 def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
@@ -129,11 +120,8 @@ def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
     Args:
       attack: see the module.
       fraction: probability that a client is an attacker, in [0, 1); may be traced.
-
-    Raises:
-      ValueError: fraction is outside [0, 1).
     """
-    _check_fraction(fraction)
+    check.fraction(fraction=fraction)
 
     def apply(message: Message, role: jax.Array, key: Key):
         drawn = jax.random.bernoulli(stream(key, "role"), fraction)
@@ -151,12 +139,8 @@ def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
 
 
 def choose(key: Key, num: int, fraction: float) -> jax.Array:
-    """Attacked nodes: a random ``floor(fraction num)`` of them, ``[num]`` bool.
-
-    Raises:
-      ValueError: fraction is outside [0, 1).
-    """
-    _check_fraction(fraction)
+    """Attacked nodes: a random ``floor(fraction num)`` of them, ``[num]`` bool."""
+    check.fraction(fraction=fraction)
     count = int(np.floor(fraction * num * (1 + 1e-12)))
     return jax.random.permutation(key, num) < count
 
@@ -193,6 +177,8 @@ def smallest_attack(
 ) -> int | None:
     """The smallest number of attacked nodes that raises an error by a fraction.
 
+    Jung, Exercise 10.2.
+
     Args:
       errors: ``[k + 1]``, the target's validation error with 0, 1, ... attacked nodes.
         One that is not finite counts as raised.
@@ -204,9 +190,6 @@ def smallest_attack(
     Raises:
       ValueError: `errors` is empty or of another shape, or the error without an attack
         is not finite.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Exercise 10.2.
     """
     check.positive(rise=rise)
     errors = np.asarray(errors)
@@ -218,12 +201,6 @@ def smallest_attack(
     raised = (errors > honest) & (errors >= (1 + rise) * honest)
     reached = np.flatnonzero(raised | ~np.isfinite(errors))
     return int(reached[0]) if reached.size else None
-
-
-def _check_fraction(fraction: Any) -> None:
-    check.in_range(0, 1, fraction=fraction)
-    if not isinstance(fraction, Tracer) and fraction == 1:
-        raise ValueError(f"fraction must be in [0, 1), got {fraction!r}.")
 
 
 def _require_floats(message: PyTree) -> None:

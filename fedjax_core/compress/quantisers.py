@@ -101,9 +101,6 @@ def bit_plan(
     Returns:
       ``[T]`` float64, in the order of the steps: entry t is made T - 1 - t steps before
       the end.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check.non_negative(total=total)
     check.positive_int(rounds=rounds)

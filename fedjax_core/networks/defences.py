@@ -2,47 +2,29 @@
 
 Robust means of messages are `fedjax_core.robust`.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 8.2.3 and 10.3.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows, flat_rows, norms
+from fedjax_core.arrays import along_rows, flat_rows, is_known, norms
 from fedjax_core.networks.graph import Graph, degree, num_neighbours
 from fedjax_core.networks.operators import Operator, Round
 from fedjax_core.networks.oracles import Losses
-from fedjax_core.privacy.mechanisms import add_gaussian, add_laplace
+from fedjax_core.privacy.gaussian import Law, add_noise
 from fedjax_core.robust.rules import require_int
-from fedjax_core.transform import Message, Transform, stateless
 from fedjax_core.types import Key, PyTree
-
-
-def fedrelax_by_norm(
-    graph: Graph, losses: Losses, *, alpha: ArrayLike, inner_steps: int = 100
-) -> Operator:
-    """FedRelax with the norm instead of its square, see `relax_by_norm`.
-
-    Raises:
-      ValueError: alpha is not positive, or inner_steps < 1.
-    """
-    check.positive(alpha=alpha)
-    check.positive_int(inner_steps=inner_steps)
-
-    def update(W, received, t, key):
-        del t, key
-        return relax_by_norm(graph, W, received, losses, alpha, inner_steps)
-
-    return Operator(graph, update, aggregate=lambda graph, messages: messages)
 
 
 def relax_by_norm(
@@ -53,7 +35,7 @@ def relax_by_norm(
     alpha: ArrayLike,
     inner_steps: int = 100,
 ) -> jax.Array:
-    r"""The robust local update of all nodes in parallel.
+    r"""The robust local update of all nodes in parallel (Jung, eq. (170) and (175)).
 
     .. math::
 
@@ -83,9 +65,6 @@ def relax_by_norm(
 
     Raises:
       ValueError: alpha is not positive, or inner_steps < 1.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (170) and (175).
     """
     check.positive(alpha=alpha)
     check.positive_int(inner_steps=inner_steps)
@@ -104,6 +83,20 @@ def relax_by_norm(
     # traced with the rest, as rho is 0 at nodes without neighbours.
     start = jax.jit(losses.prox)(W, 2 * alpha * degree(graph).astype(W.dtype))
     return lax.fori_loop(0, inner_steps, pull, start)
+
+
+def fedrelax_by_norm(
+    graph: Graph, losses: Losses, *, alpha: ArrayLike, inner_steps: int = 100
+) -> Operator:
+    """FedRelax with the norm instead of its square; see `relax_by_norm`."""
+    check.positive(alpha=alpha)
+    check.positive_int(inner_steps=inner_steps)
+
+    def update(W, received, t, key):
+        del t, key
+        return relax_by_norm(graph, W, received, losses, alpha, inner_steps)
+
+    return Operator(graph, update, aggregate=lambda graph, messages: messages)
 
 
 def norm_residual(
@@ -131,56 +124,31 @@ def norm_residual(
 
 
 def noisy_messages(
-    sigma: jax.Array | float, law: Literal["normal", "laplace"] = "normal"
+    sigma: jax.Array | float, law: Law = "normal"
 ) -> Callable[[PyTree, Round, Key | None], PyTree]:
     r"""An `emit` for networks: every node shares :math:`w_i + \sigma n_t`.
 
     Fresh noise of mean 0 and standard deviation `sigma` for every entry and round,
-    from the round's key; the node keeps its own w_i exact. See
-    `network.Operator`. What it costs in privacy adds up over rounds.
+    from the round's key; the node keeps its own w_i exact. See `operators.Operator`.
+    What it costs in privacy adds up over rounds. The same on the way to a server is
+    `privacy.noisy`. Jung, (190).
 
     Args:
       sigma: >= 0; may be traced.
-      law: of the noise.
-
-    Raises:
-      ValueError: sigma is negative or not finite, or the law another.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (190).
+      law: of the noise, "normal" or "laplace".
     """
     check.non_negative(sigma=sigma)
     check.one_of(("normal", "laplace"), law=law)
 
     def emit(W, t, key):
         del t
-        if not isinstance(sigma, Tracer) and sigma == 0:
-            return W
         if key is None:
+            if is_known(sigma) and sigma == 0:
+                return W
             raise ValueError("noisy_messages needs a run with a key.")
-        if law == "normal":
-            return add_gaussian(key, W, sigma)
-        # exp(-|x|/b) has the standard deviation sqrt(2) b.
-        return add_laplace(key, W, sigma / 2**0.5)
+        return add_noise(key, W, sigma, law)
 
     return emit
-
-
-def noisy(
-    sigma: jax.Array | float, law: Literal["normal", "laplace"] = "normal"
-) -> Transform:
-    """The same on the way to a server: every client adds its own noise to its update.
-
-    Args:
-      sigma: standard deviation, >= 0.
-      law: of the noise.
-    """
-    emit = noisy_messages(sigma, law)
-
-    def apply(message: Message, key: Key) -> Message:
-        return message._replace(update=emit(message.update, 0, key))
-
-    return stateless(apply, name=f"noisy({sigma}, {law})")
 
 
 def _usable(

@@ -27,6 +27,7 @@ from fedjax_core.privacy.features import private_lda as private_lda
 from fedjax_core.privacy.features import private_projection as private_projection
 from fedjax_core.privacy.features import reconstruction_error as reconstruction_error
 from fedjax_core.privacy.gaussian import gaussian_mean as gaussian_mean
+from fedjax_core.privacy.gaussian import noisy as noisy
 from fedjax_core.privacy.information import Funnel as Funnel
 from fedjax_core.privacy.information import (
     gaussian_mutual_information as gaussian_mutual_information,

@@ -14,32 +14,23 @@ into a mean must divide by a number that does not depend on who took part, such 
 expected cohort size: the guarantee is for the sum, not for the size of the cohort.
 """
 
-import fractions
 import functools
 import math
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy import optimize, special
+from scipy import integrate, optimize, special
 
 from fedjax_core import check
 from fedjax_core import participation as participation_lib
 from fedjax_core.participation import Participation
+from fedjax_core.privacy.calibration import gaussian_log_delta, least_noise
 
 Adjacency = Literal["add-or-remove", "replace-one"]
-
-# Integer orders only: for fractional ones dp_accounting sums alternating series that
-# cancel, and orders near 1 never give the best epsilon at a delta worth having.
-# Few beyond 32: an order a up to 256 costs a^2 without replacement, and for weak
-# releases L of `epsilon` is the better bound anyway.
-_ORDERS = np.array([*range(2, 33), 40, 48, 64, 96, 128, 512, 1024, 2048, 4096])
 
 # More noise than this leaves the formulas for sampling no digits; less is on the safe
 # side.
 _MAX_NOISE = 1e6
-
-# With less noise one round has losses near 10 / noise and the grid gets long.
-_MIN_NOISE_PLD = 0.5
 
 # The relations that each participation has a guarantee for; the first is the default.
 _ADJACENCIES: dict[type, tuple[Adjacency, ...]] = {
@@ -59,9 +50,6 @@ def sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
 
     Returns:
       `clip_norm` for "add-or-remove", `2 * clip_norm` for "replace-one".
-
-    Raises:
-      ValueError: if an argument is out of range.
     """
     check.positive(clip_norm=clip_norm)
     check.one_of(get_args(Adjacency), adjacency=adjacency)
@@ -83,20 +71,19 @@ def epsilon(
     participation   adjacency (first: default)   bound
     ==============  ===========================  ======================================
     `Full`          add-or-remove, replace-one   G
-    `Poisson`       add-or-remove                min(G, R, L)
-    `Uniform`       replace-one                  min(G, R, L)
+    `Poisson`       add-or-remove                min(G, L)
+    `Uniform`       replace-one                  min(G, L)
     `Availability`  replace-one                  G: no amplification by sampling
     `Weighted`      none                         an error
     ==============  ===========================  ======================================
 
-    G is the exact curve of the Gaussian mechanism [1, theorem 8]. R is Rényi accounting
-    at integer orders ([2] for Poisson, [3, theorem 27] for Uniform), turned into
-    epsilon by [4, proposition 12]. L composes the privacy loss distribution of one
-    round, on a grid that rounds against us [5]; for Uniform that of the pair which
-    dominates sampling without replacement under replacement [6, 7]. Each bounds
-    adaptive rounds from above, hence so does the smallest, normally L. L is left out
-    where its grid would be long (noise over sensitivity below 0.5, or another bound
-    above 50) and where its floating-point error would count (delta below 1e-10).
+    G is the exact curve of the Gaussian mechanism [1, theorem 8]. L composes the
+    privacy loss distribution of one round, on a grid that rounds against us [2]; for
+    Uniform that of the pair which dominates sampling without replacement under
+    replacement [3, 4]. Its floating-point error would count at a delta below 1e-10.
+    There R takes the place of L: the Rényi divergences of the same pairs at orders down
+    to 1.001, turned into epsilon by [5, proposition 12]. Each bounds adaptive rounds
+    from above, hence so does the smaller.
 
     Under replace-one all formulas take the noise over the sensitivity, which is
     ``noise_multiplier / 2``: with every client sampled, `Uniform` is a Gaussian
@@ -105,9 +92,10 @@ def epsilon(
 
     With very much noise the formal answer is 0: delta alone covers everything that
     leaks. That would read as "nothing leaks", so the result is never less than
-    ``rounds / 2 * log(1 + q^2 (exp(s^2) - 1))``, half the Rényi divergence of order 2,
-    with q the sampling rate and s the sensitivity over the noise. This exceeds the
-    bounds only where delta is about the total variation between neighbours or more.
+    ``rounds / 2 * q^2 s^2``, with q the sampling rate and s the sensitivity over the
+    noise: a lower bound on the Kullback-Leibler divergence, equal to it for much noise.
+    This exceeds the bounds only where delta is about the total variation between
+    neighbours or more.
 
     Args:
       participation: how the cohorts are drawn, the object used for training.
@@ -130,22 +118,21 @@ def epsilon(
 
     References:
       [1] Balle and Wang, "Improving the Gaussian mechanism for differential privacy",
-      ICML 2018. [2] Mironov, Talwar and Zhang, "Rényi differential privacy of the
-      sampled Gaussian mechanism", arXiv 1908.10530. [3] Wang, Balle and
-      Kasiviswanathan, "Subsampled Rényi differential privacy and analytical moments
-      accountant", AISTATS 2019. [4] Canonne, Kamath and Steinke, "The discrete Gaussian
-      for differential privacy", NeurIPS 2020. [5] Doroshenko et al., "Connect the
-      dots", PETS 2022, algorithm 1. [6] Balle, Barthe and Gaboardi, "Privacy
-      amplification by subsampling", NeurIPS 2018 (one round: delta(e') <= q delta(e)
-      with exp(e') = 1 + q (exp(e) - 1)). [7] Zhu, Dong and Wang, "Optimal accounting of
-      differential privacy via characteristic function", AISTATS 2022 (dominating pairs
-      compose).
+      ICML 2018. [2] Doroshenko et al., "Connect the dots", PETS 2022, algorithm 1.
+      [3] Balle, Barthe and Gaboardi, "Privacy amplification by subsampling", NeurIPS
+      2018 (one round: delta(e') <= q delta(e) with exp(e') = 1 + q (exp(e) - 1)).
+      [4] Zhu, Dong and Wang, "Optimal accounting of differential privacy via
+      characteristic function", AISTATS 2022 (dominating pairs compose). [5] Canonne,
+      Kamath and Steinke, "The discrete Gaussian for differential privacy", NeurIPS
+      2020; of the two Poisson pairs the first has the larger divergences (Mironov,
+      Talwar and Zhang, "Rényi differential privacy of the sampled Gaussian mechanism",
+      arXiv 1908.10530, theorem 5).
     """
     adjacency = _adjacency(participation, adjacency)
     participation.max_cohort_size(num_clients)  # raises if no cohort can be drawn
     check.positive_int(rounds=rounds)
     check.non_negative(noise_multiplier=noise_multiplier)
-    _open_unit_interval(delta=delta)
+    check.open_interval(0, 1, delta=delta)
     if noise_multiplier == 0:
         return math.inf
 
@@ -155,15 +142,11 @@ def epsilon(
     bound = _gaussian_epsilon(noise / math.sqrt(rounds), delta)
     rate = _sampling_rate(participation, num_clients)
     if rate < 1:
-        replace = adjacency == "replace-one"
         noise = min(noise, _MAX_NOISE)
-        one_round = _without_replacement_rdp if replace else _poisson_rdp
-        bound = min(bound, _epsilon_from_rdp(rounds * one_round(rate, noise), delta))
-        if noise >= _MIN_NOISE_PLD and bound <= 50 and delta >= 1e-10:
-            losses = _without_replacement_pld if replace else _poisson_pld
-            composed = losses(rate, noise).self_compose(rounds)
-            bound = min(bound, composed.get_epsilon_for_delta(delta))
-    return max(bound, rounds * _floor(rate, noise))
+        sampled = _loss_epsilon if delta >= 1e-10 else _renyi_epsilon
+        replace = adjacency == "replace-one"
+        bound = min(bound, sampled(rate, noise, rounds, delta, replace))
+    return max(bound, rounds / 2 * (rate / noise) ** 2)
 
 
 def noise_multiplier_for(
@@ -177,44 +160,24 @@ def noise_multiplier_for(
 ) -> float:
     """Smallest noise multiplier, to 0.01 %, whose guarantee is (epsilon, delta)-DP.
 
-    Args:
-      participation: how the cohorts are drawn, the object used for training.
-      num_clients: N, the size of the population.
-      rounds: number of noisy sums, >= 1.
-      epsilon: what may be spent, > 0.
-      delta: in (0, 1).
-      adjacency: the neighbouring relation; None takes the participation's default.
-
-    Returns:
-      A noise multiplier at which the function `epsilon` reports at most `epsilon`.
-
-    Raises:
-      As the function `epsilon` does.
+    Args and errors are those of the function `epsilon`, which reports at most `epsilon`
+    > 0, what may be spent, at the result.
     """
     check.positive(epsilon=epsilon)
 
     @functools.cache
-    def excess(log_noise: float) -> float:
+    def excess(noise: float) -> float:
         spent = _epsilon(
             participation,
             num_clients=num_clients,
             rounds=rounds,
-            noise_multiplier=math.exp(log_noise),
+            noise_multiplier=noise,
             delta=delta,
             adjacency=adjacency,
         )
         return math.log(spent / epsilon)
 
-    low = high = 0.0
-    while excess(high) > 0:
-        low, high = high, high + 1
-    while low == high or excess(low) <= 0:
-        low, high = low - 1, low
-    tolerance = 5e-5
-    root: Any = optimize.brentq(excess, low, high, xtol=tolerance)
-    while excess(root) > 0:  # brentq may stop on either side
-        root += tolerance
-    return math.exp(root)
+    return least_noise(excess, 5e-5)
 
 
 # Inside `noise_multiplier_for` the name is taken by what may be spent.
@@ -252,133 +215,130 @@ def _sampling_rate(participation: Participation, num_clients: int) -> float:
     return 1.0
 
 
-def _open_unit_interval(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must be > 0 and < 1, got {value!r}.")
-
-
 def _gaussian_epsilon(noise: float, delta: float) -> float:
     """Exact epsilon of one Gaussian release of sensitivity 1, >= 0."""
 
     def log_excess(epsilon: float) -> float:
-        # log of Phi(1/(2s) - es) - exp(e) Phi(-1/(2s) - es), minus log delta.
-        first = special.log_ndtr(0.5 / noise - epsilon * noise)
-        second = epsilon + special.log_ndtr(-0.5 / noise - epsilon * noise)
-        ratio = second - first  # < 0 but for rounding
-        gap = math.log(-math.expm1(ratio)) if ratio < 0 else -math.inf
-        return max(float(first) + gap - math.log(delta), -1e300)  # brentq needs finite
+        return gaussian_log_delta(noise, epsilon) - math.log(delta)
 
     if log_excess(0) <= 0:
         return 0.0
     high = 1.0
     while log_excess(high) > 0:
         high *= 2
-    root: Any = optimize.brentq(log_excess, 0, high, xtol=1e-12)
+    # brentq needs finite values.
+    root: Any = optimize.brentq(lambda e: max(log_excess(e), -1e300), 0, high)
     return root
 
 
-def _poisson_rdp(rate: float, noise: float) -> np.ndarray:
-    """Rényi divergences of one Poisson-sampled release at `_ORDERS`."""
-    dp = _dp_accounting()
-    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
-    return _rdp(event, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+def _loss_epsilon(
+    rate: float, noise: float, rounds: int, delta: float, replace: bool
+) -> float:
+    """L of `epsilon`: from composed privacy loss distributions.
 
+    With P = N(1, s^2), Q = N(0, s^2) and M = rate P + (1 - rate) Q a Poisson-sampled
+    round has the losses log(M / Q) under M and, the client added, log(Q / M) under Q.
 
-def _without_replacement_rdp(rate: float, noise: float) -> np.ndarray:
-    """Rényi divergences of one release without replacement at `_ORDERS`."""
-    dp = _dp_accounting()
-
-    # Only the ratio of sample to population enters.
-    ratio = fractions.Fraction(rate).limit_denominator(10**9)
-
-    def rdp(size: int, population: int, noise: float) -> np.ndarray:
-        gaussian = dp.GaussianDpEvent(noise)
-        event = dp.SampledWithoutReplacementDpEvent(population, size, gaussian)
-        return _rdp(event, dp.NeighboringRelation.REPLACE_ONE)
-
-    # dp_accounting documents an event's noise as being over the clip norm but, up to
-    # 0.6, reads it as over the sensitivity (google/differential-privacy issue 378).
-    # With everyone sampled and noise 1, order a gives a / 2 if it is over the
-    # sensitivity and 2 a if it is over the clip norm; asking is right under both.
-    units = math.sqrt(rdp(1, 1, 1.0)[0] / (_ORDERS[0] / 2))
-    return rdp(ratio.numerator, ratio.denominator, noise * units)
-
-
-def _rdp(event: Any, relation: Any) -> np.ndarray:
-    accountant = _dp_accounting().rdp.RdpAccountant(_ORDERS, relation)
-    # The pad covers the rounding of sums of terms near 1, which can even turn the
-    # divergence of a weak release negative.
-    return np.maximum(accountant.compose(event).rdp, 0) + 1e-14
-
-
-def _epsilon_from_rdp(rdp: np.ndarray, delta: float) -> float:
-    """Proposition 12 of Canonne et al., at the best of `_ORDERS`; may be negative."""
-    slack = (math.log(delta) + np.log(_ORDERS)) / (_ORDERS - 1)
-    return float(np.min(rdp + np.log1p(-1 / _ORDERS) - slack))
-
-
-def _poisson_pld(rate: float, noise: float) -> Any:
-    """Privacy loss distribution of one Poisson-sampled release."""
-    return _dp_accounting().pld.privacy_loss_distribution.from_gaussian_mechanism(
-        noise,
-        sampling_prob=rate,
-        value_discretization_interval=_grid_step(rate, noise),
-    )
-
-
-def _without_replacement_pld(rate: float, noise: float) -> Any:
-    """Privacy loss distribution of one release without replacement.
-
-    With P = N(1, s^2), Q = N(0, s^2) and M = rate P + (1 - rate) Q, the hockey-stick
-    divergences at exp(e) are at most those of (M, Q) for e >= 0 and of (Q, M) for
-    e < 0: the first is the bound of one round in `epsilon`'s [6], the second the same
-    with the neighbours exchanged. A pair with these divergences is symmetric: a loss of
-    -e has exp(-e) times the probability of a loss of e, and what is missing from 1 sits
-    at 0.
+    Without replacement the hockey-stick divergences at exp(e) are at most those of
+    (M, Q) for e >= 0 and of (Q, M) for e < 0: the first is the bound of one round in
+    `epsilon`'s [3], the second the same with the neighbours exchanged. A pair with
+    these divergences is symmetric: a loss of -e has exp(-e) times the probability of a
+    loss of e, and what is missing from 1 sits at 0.
     """
-    pld = _dp_accounting().pld
-    step = _grid_step(rate, noise)
-    size = math.ceil(_max_loss(rate, noise) / step)
-    losses = step * np.arange(size + 1)
+    step, size = _grid(rate, noise, rounds)
+    losses = step * np.arange(0 if replace else -size, size + 1)
     # Where log(M / Q) reaches each loss, and the tails of M and Q from there on.
-    x = 0.5 + noise**2 * np.log1p(np.expm1(losses) / rate)
+    with np.errstate(divide="ignore"):  # it never falls to log(1 - rate)
+        low = np.log1p(np.maximum(np.expm1(np.minimum(losses, 1)) / rate, -1))
+    high = losses - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.abs(losses)))
+    x = 0.5 + noise**2 * np.where(losses < 1, low, high)
     tail_q = special.ndtr(-x / noise)
     tail_m = rate * special.ndtr((1 - x) / noise) + (1 - rate) * tail_q
-    # Each cell's mass goes to its two ends so that both M and Q keep theirs.
     cell_m, cell_q = -np.diff(tail_m), -np.diff(tail_q)
-    upper = (cell_m - np.exp(losses[:-1]) * cell_q) / -math.expm1(-step)
-    upper = np.clip(upper, 0, cell_m)
-    mass = np.append(cell_m - upper, 0.0) + np.append(0.0, upper)
-    mirrored = mass * np.exp(-losses)
-    at_zero = 1 - tail_m[0] - tail_q[0] + mass[0] + mirrored[0]
-    probabilities = np.concatenate([mirrored[:0:-1], [at_zero], mass[1:]])
-    pmf = pld.pld_pmf.DensePLDPmf(step, -size, probabilities, tail_m[-1], True)
-    return pld.privacy_loss_distribution.PrivacyLossDistribution(pmf)
-
-
-def _max_loss(rate: float, noise: float) -> float:
-    """log(M / Q) ten standard deviations beyond the mean of P."""
-    return math.log1p(rate * math.expm1((0.5 + 10 * noise) / noise**2))
-
-
-def _grid_step(rate: float, noise: float) -> float:
-    # A tenth of the losses' standard deviation, at most dp_accounting's own step, and
-    # no more than a few hundred thousand points for one round.
-    deviation = math.sqrt(2 * _floor(rate, noise))
-    return max(min(1e-4, deviation / 10), _max_loss(rate, noise) / 2e5)
-
-
-def _floor(rate: float, noise: float) -> float:
-    """log(1 + q^2 (exp(1 / noise^2) - 1)) / 2 in a form that does not overflow."""
-    log_square = -2 * math.log(noise)
-    if log_square < -30:
-        log_expm1 = log_square
-    elif log_square > math.log(700):
-        log_expm1 = noise**-2
+    forth = _connect_dots(losses, cell_m, cell_q)
+    if replace:
+        mirrored = forth * np.exp(-losses)
+        at_zero = 1 - tail_m[0] - tail_q[0] + forth[0] + mirrored[0]
+        forth = np.concatenate([mirrored[:0:-1], [at_zero], forth[1:]])
+        sides = [(forth, tail_m[-1])]
     else:
-        log_expm1 = math.log(math.expm1(noise**-2))
-    return float(np.logaddexp(0, 2 * math.log(rate) + log_expm1)) / 2
+        back = _connect_dots(losses, cell_q[::-1], cell_m[::-1])
+        forth[0] += 1 - tail_m[0]
+        back[0] += tail_q[-1]
+        sides = [(forth, tail_m[-1]), (back, 1 - tail_q[0])]
+    pld = _dp_accounting().pld
+    pair = [
+        # Masses near the smallest float overflow in dp_accounting's quotients.
+        pld.pld_pmf.DensePLDPmf(
+            step, -size, np.where(mass > 1e-280, mass, 0), infinite, True
+        )
+        for mass, infinite in sides
+    ]
+    composed = pld.privacy_loss_distribution.PrivacyLossDistribution(*pair)
+    return composed.self_compose(rounds).get_epsilon_for_delta(delta)
+
+
+def _connect_dots(losses: np.ndarray, cell: np.ndarray, other: np.ndarray):
+    """Each cell's mass at its two ends, so that both distributions keep theirs."""
+    step = losses[1] - losses[0]
+    # Far out, where `other` underflows, all goes to the upper end.
+    part = np.where(losses < 600, np.exp(np.minimum(losses, 600)), 0)[:-1] * other
+    upper = np.clip((cell - part) / -math.expm1(-step), 0, cell)
+    return np.append(cell - upper, 0.0) + np.append(0.0, upper)
+
+
+def _grid(rate: float, noise: float, rounds: int) -> tuple[float, int]:
+    """The step of the grid of losses, and the steps to the largest loss."""
+    # log(M / Q) ten standard deviations beyond the mean of P.
+    exponent = (0.5 + 10 * noise) / noise**2
+    largest = float(np.logaddexp(math.log1p(-rate), math.log(rate) + exponent))
+    # Of one loss: the root of the Rényi divergence of order 2, which is
+    # log(1 + rate^2 (exp(1 / noise^2) - 1)).
+    square = noise**-2
+    log_expm1 = square + math.log(-math.expm1(-square))
+    deviation = math.sqrt(np.logaddexp(0, 2 * math.log(rate) + log_expm1))
+    # Of the sum of losses. The deviation overstates rare and large ones.
+    spread = largest + 20 * math.sqrt(rounds) * min(
+        deviation, math.sqrt(rate) * largest
+    )
+    # A small part of the deviation, but few points in all.
+    step = max(min(1e-3, deviation / 20), spread / 4e5)
+    return step, math.ceil(largest / step)
+
+
+def _renyi_epsilon(
+    rate: float, noise: float, rounds: int, delta: float, replace: bool
+) -> float:
+    """R of `epsilon`, for the pairs of `_loss_epsilon`; may be negative."""
+
+    def log_ratio(x):  # log(M / Q)
+        return np.logaddexp(math.log1p(-rate), math.log(rate) + (x - 0.5) / noise**2)
+
+    def divergence(order: float) -> float:
+        # The moment minus 1 as an integral of what is positive: nothing cancels.
+        def excess(x: float) -> float:
+            loss = log_ratio(x)
+            most = math.expm1(order * loss)
+            rest = -order * math.expm1(loss)
+            if replace:
+                rest = math.expm1((1 - order) * loss) - math.expm1(loss)
+            return (most + rest) * math.exp(-0.5 * (x / noise) ** 2)
+
+        low, high = (0.5 if replace else -12 * noise), order + 12 * noise
+        inside = [x for x in (0.0, order) if low < x < high]
+        area, error = integrate.quad(excess, low, high, points=inside, limit=200)[:2]
+        moment = max(area + error, 0) / (noise * math.sqrt(2 * math.pi))
+        return math.log1p(moment) / (order - 1)
+
+    best = math.inf
+    for order in 1 + np.geomspace(1e-3, 4095, 60):
+        try:
+            spent = rounds * (divergence(order) + 1e-14)
+        except OverflowError:  # and all the more at larger orders
+            break
+        slack = (math.log(delta) + math.log(order)) / (order - 1)
+        best = min(best, spent + math.log1p(-1 / order) - slack)
+    return best
 
 
 def _dp_accounting() -> Any:

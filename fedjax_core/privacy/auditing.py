@@ -3,6 +3,8 @@
 How far the solution of GTVMin moves with one label is in `networks.theory.leakage`,
 what features tell about an attribute in `information`.
 
+Arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
 """
@@ -33,7 +35,7 @@ def trade_off_slack(
       e^\varepsilon p_1 + p_2 \ge 1 - \delta, \qquad
       p_1 + e^\varepsilon p_2 \ge 1 - \delta .
 
-    The book prints the first; neighbours are symmetric, hence the second.
+    The book prints the first; neighbours are symmetric, hence the second. Jung, (180).
 
     Args:
       p1: probabilities in [0, 1], of any shape.
@@ -44,12 +46,6 @@ def trade_off_slack(
     Returns:
       The smaller of left minus right, of the shape of p1; negative values refute the
       claim.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    References:
-      Jung, (180).
     """
     check.positive(epsilon=epsilon)
     p1, p2 = _errors(p1, p2, delta)
@@ -64,21 +60,8 @@ def epsilon_from_errors(
     """The smallest epsilon >= 0 that a test with these errors leaves possible.
 
     log((1 - delta - p2) / p1), or the same with p1 and p2 exchanged if that is more;
-    upper confidence bounds of the errors give a lower one of epsilon.
-
-    Args:
-      p1: probabilities in [0, 1], of any shape.
-      p2: the same for the neighbour.
-      delta: in [0, 1).
-
-    Returns:
-      Of the shape of p1; `inf` for a test that errs too seldom on one side.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    References:
-      Jung, (180).
+    upper confidence bounds of the errors give a lower one of epsilon. Args are those of
+    `trade_off_slack`; the result is `inf` for a test that errs too seldom on one side.
     """
     p1, p2 = _errors(p1, p2, delta)
 
@@ -133,10 +116,6 @@ def audit(
       delta: of the claim, in [0, 1).
       confidence: with which the bound holds, in (0, 1).
 
-    Raises:
-      ValueError: an argument is out of range.
-      TypeError: runs is not an int.
-
     References:
       Jung, Section 9.2, "How To Be Sure?".
     """
@@ -169,12 +148,8 @@ def audit_outputs(
       fit: learns a score from flat outputs ``[k, p]`` and labels ``[k]`` in {-1, 1}, 1
         for the neighbour; by default linear least squares. The threshold on the score
         is chosen here, on the same outputs.
-
-    Raises:
-      ValueError: an argument is out of range or fewer than four runs.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be > 0 and < 1, got {confidence!r}.")
+    check.open_interval(0, 1, confidence=confidence)
     first, second = _flat(outputs), _flat(neighbour_outputs)
     if min(len(first), len(second)) < 4:
         raise ValueError(
@@ -208,8 +183,7 @@ def audit_outputs(
 def _errors(
     p1: npt.ArrayLike, p2: npt.ArrayLike, delta: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must be >= 0 and < 1, got {delta!r}.")
+    check.fraction(delta=delta)
     p1, p2 = np.asarray(p1, np.float64), np.asarray(p2, np.float64)
     for name, value in (("p1", p1), ("p2", p2)):
         if not np.all((value >= 0) & (value <= 1)):

@@ -6,11 +6,14 @@ absolute values for Laplace noise. What neighbours are is a choice; Jung's defau
 that one data point has other features or another label. For many releases of a training
 run, and cohorts that are sampled, see `privacy`.
 
+Arguments out of the ranges given, and probabilities that are none, raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,15 +44,12 @@ def gaussian_sigma_classical(
       sensitivity: D, in the Euclidean norm, > 0.
       allow_large_epsilon: return the number for epsilon >= 1 too, to compare with it.
 
-    Raises:
-      ValueError: an argument is out of range.
-
     References:
       Jung, Section 9.2, below (181); Dwork and Roth, "The Algorithmic Foundations of
       Differential Privacy", 2014, theorem A.1.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
-    _open_unit_interval(delta=delta)
+    check.open_interval(0, 1, delta=delta)
     if epsilon >= 1 and not allow_large_epsilon:
         raise ValueError(
             f"epsilon must be < 1 for the classical formula, got {epsilon!r}; use "
@@ -71,9 +71,6 @@ def gaussian_delta(sigma: float, epsilon: float, sensitivity: float = 1.0) -> fl
       sigma: standard deviation of the noise on every entry, > 0.
       epsilon: > 0.
       sensitivity: D, in the Euclidean norm, > 0.
-
-    Raises:
-      ValueError: an argument is out of range.
 
     References:
       Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML
@@ -110,26 +107,36 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
       epsilon: > 0.
       delta: in (0, 1).
       sensitivity: in the Euclidean norm, > 0.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
-    _open_unit_interval(delta=delta)
+    check.open_interval(0, 1, delta=delta)
 
-    def excess(log_noise: float) -> float:
-        log_delta = gaussian_log_delta(math.exp(log_noise), epsilon)
-        return max(log_delta, -1e300) - math.log(delta)  # brentq needs finite values
+    def excess(noise: float) -> float:
+        return gaussian_log_delta(noise, epsilon) - math.log(delta)
+
+    return least_noise(excess, 1e-13) * sensitivity
+
+
+def least_noise(excess: Callable[[float], float], tolerance: float) -> float:
+    """The least noise > 0, to a relative tolerance, at which `excess` is <= 0.
+
+    Args:
+      excess: falls with the noise, from above 0 to below; may be infinite.
+      tolerance: how much more noise than necessary the result may be.
+    """
+
+    def bounded(log_noise: float) -> float:  # brentq needs finite values
+        return min(max(excess(math.exp(log_noise)), -1e300), 1e300)
 
     low = high = 0.0
-    while excess(high) > 0:
-        high += 1
-    while excess(low) <= 0:
-        low -= 1
-    root: Any = optimize.brentq(excess, low, high, xtol=1e-13)
-    while excess(root) > 0:  # brentq may stop on either side
-        root += 1e-13
-    return math.exp(root) * sensitivity
+    while bounded(high) > 0:
+        low, high = high, high + 1
+    while low == high or bounded(low) <= 0:
+        low, high = low - 1, low
+    root: Any = optimize.brentq(bounded, low, high, xtol=tolerance)
+    while bounded(root) > 0:  # brentq may stop on either side
+        root += tolerance
+    return math.exp(root)
 
 
 def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
@@ -138,9 +145,6 @@ def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
     Args:
       epsilon: > 0.
       sensitivity: in the sum of absolute values of all entries, > 0.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
     return sensitivity / epsilon
@@ -157,14 +161,11 @@ def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
     Returns:
       The gamma of one release; those of several releases add up, order by order.
 
-    Raises:
-      ValueError: an argument is out of range.
-
     References:
       Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017, prop. 7.
     """
     check.positive(sigma=sigma, sensitivity=sensitivity)
-    _order(order)
+    check.open_interval(1, math.inf, order=order)
     return order * (sensitivity / sigma) ** 2 / 2
 
 
@@ -179,20 +180,19 @@ def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
       gamma: >= 0.
       delta: in (0, 1).
 
-    Raises:
-      ValueError: an argument is out of range.
-
     References:
       Mironov, "Rényi Differential Privacy", CSF 2017, proposition 3.
     """
     check.non_negative(gamma=gamma)
-    _order(order)
-    _open_unit_interval(delta=delta)
+    check.open_interval(1, math.inf, order=order)
+    check.open_interval(0, 1, delta=delta)
     return gamma + math.log(1 / delta) / (order - 1)
 
 
 def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
     r"""The Rényi divergence :math:`\log \sum q (p/q)^a / (a - 1)` of two distributions.
+
+    Jung, Section 9.1, above Definition 2.
 
     Args:
       p: [K] probabilities of an output for one dataset.
@@ -201,15 +201,9 @@ def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
 
     Returns:
       A float >= 0, `inf` where q rules out what p allows.
-
-    Raises:
-      ValueError: not probabilities, or order <= 1.
-
-    References:
-      Jung, Section 9.1, above Definition 2.
     """
     p, q = _distributions(p, q)
-    _order(order)
+    check.open_interval(1, math.inf, order=order)
     seen = p > 0
     if np.any(q[seen] == 0):
         return math.inf
@@ -220,19 +214,13 @@ def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
 def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
     r"""The smallest delta of Definition 1 for an output with finitely many values.
 
-    The worst set in :math:`P(S) \le e^\varepsilon Q(S) + \delta` is where
-    :math:`p > e^\varepsilon q`; both directions are looked at.
+    The worst set in :math:`P(S) \le e^\varepsilon Q(S) + \delta` is where :math:`p >
+    e^\varepsilon q`; both directions are looked at. Jung, Definition 1.
 
     Args:
       p: [K] probabilities of the output for one dataset.
       q: [K] those for its neighbour.
       epsilon: >= 0; at 0 the result is the total variation distance.
-
-    Raises:
-      ValueError: not probabilities, or epsilon < 0.
-
-    References:
-      Jung, Definition 1.
     """
     p, q = _distributions(p, q)
     check.non_negative(epsilon=epsilon)
@@ -244,22 +232,18 @@ def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
     return float(max(np.maximum(forth, 0).sum(), np.maximum(back, 0).sum()))
 
 
-def _open_unit_interval(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < 1:
-            raise ValueError(f"{name} must be > 0 and < 1, got {value!r}.")
-
-
-def _order(order: float) -> None:
-    if not 1 < order < math.inf:
-        raise ValueError(f"order must be > 1 and finite, got {order!r}.")
-
-
 def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    p, q = np.asarray(p, np.float64), np.asarray(q, np.float64)
-    for name, value in (("p", p), ("q", q)):
-        if value.ndim != 1 or value.shape != p.shape:
-            raise ValueError(f"{name} must have shape {p.shape}, got {value.shape}.")
-        if not (np.all(value >= 0) and abs(value.sum() - 1) < 1e-9):
-            raise ValueError(f"{name} must be probabilities that sum to 1.")
+    p, q = probabilities("p", p, 1), probabilities("q", q, 1)
+    if q.shape != p.shape:
+        raise ValueError(f"q must have shape {p.shape}, got {q.shape}.")
     return p, q
+
+
+def probabilities(name: str, value: ArrayLike, ndim: int) -> np.ndarray:
+    """The value in float64; ValueError unless it holds probabilities on `ndim` axes."""
+    value = np.asarray(value, np.float64)
+    if value.ndim != ndim or not value.size:
+        raise ValueError(f"{name} must have {ndim} axes, got shape {value.shape}.")
+    if not (np.all(value >= 0) and abs(value.sum() - 1) < 1e-9):
+        raise ValueError(f"{name} must be probabilities that sum to 1.")
+    return value

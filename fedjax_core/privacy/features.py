@@ -1,5 +1,7 @@
 r"""Linear features that hide a private attribute and keep what else there is to see.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 9.3 and Exercises 9.2
   and 9.5.
@@ -42,9 +44,6 @@ def cross_covariance(X: ArrayLike, s: ArrayLike) -> jax.Array:
 
     Returns:
       ``[d]``.
-
-    Raises:
-      ValueError: arrays of other shapes.
     """
     X, s = as_float(X), as_float(s)
     if X.ndim != 2 or s.shape != X.shape[:1]:
@@ -63,19 +62,13 @@ def private_projection(c: ArrayLike) -> Projection:
 
     for centred x and s. With the `cross_covariance` of a dataset, linear regression of
     s on the dataset's new features has R^2 = 0 exactly. Nonlinear predictors may still
-    succeed, unless x and s are jointly normal.
+    succeed, unless x and s are jointly normal. Jung, (184).
 
     Args:
       c: ``[d]`` cross-covariance of the features with the private attribute.
 
     Returns:
       F of rank d - 1 and True; or the identity and False where c is zero.
-
-    Raises:
-      ValueError: c is not a vector or not finite.
-
-    References:
-      Jung, (184).
     """
     c = as_float(c)
     if c.ndim != 1:
@@ -157,7 +150,8 @@ def private_lda(
       \bigr)
 
     maximises :math:`(a^\top \Delta)^2 / (a^\top C a)` under :math:`a^\top G = 0`, that
-    is where :math:`a^\top x` and the private :math:`F x` do not correlate.
+    is where :math:`a^\top x` and the private :math:`F x` do not correlate. Jung,
+    Exercise 9.2.
 
     Args:
       mean_difference: ``[d]``, mean of class 1 minus mean of class -1.
@@ -170,9 +164,6 @@ def private_lda(
     Raises:
       ValueError: arrays whose shapes do not fit, a C that is not positive definite, or
         classes that differ only in what is private (seen only outside jit).
-
-    References:
-      Jung, Exercise 9.2.
     """
     d, C, F = as_float(mean_difference), as_float(covariance), as_float(F)
     if d.ndim != 1 or C.shape != 2 * d.shape or F.ndim != 2 or F.shape[1:] != d.shape:

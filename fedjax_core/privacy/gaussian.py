@@ -1,13 +1,44 @@
-"""Noise on the aggregate: central differential privacy."""
+"""Noise on the aggregate, or on what every client sends."""
 
 import math
+from typing import Literal
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_core import check
+from fedjax_core.arrays import is_known
+from fedjax_core.privacy.mechanisms import add_gaussian, add_laplace, noise_by_leaf
 from fedjax_core.reduce import Cast, Reduction, total
-from fedjax_core.types import PyTree
+from fedjax_core.transform import Message, Transform, stateless
+from fedjax_core.types import Key, PyTree
+
+Law = Literal["normal", "laplace"]
+
+
+def add_noise(key: Key, tree: PyTree, sigma: jax.Array | float, law: Law) -> PyTree:
+    """Adds noise of mean 0 and standard deviation sigma >= 0 to every entry."""
+    if is_known(sigma) and sigma == 0:
+        return tree
+    if law == "normal":
+        return add_gaussian(key, tree, sigma)
+    # exp(-|x|/b) has the standard deviation sqrt(2) b.
+    return add_laplace(key, tree, sigma / 2**0.5)
+
+
+def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
+    """Every client adds noise of its own to its update.
+
+    Args:
+      sigma: standard deviation, >= 0.
+      law: of the noise.
+    """
+    check.non_negative(sigma=sigma)
+    check.one_of(("normal", "laplace"), law=law)
+
+    def apply(message: Message, key: Key) -> Message:
+        return message._replace(update=add_noise(key, message.update, sigma, law))
+
+    return stateless(apply, name=f"noisy({sigma}, {law})")
 
 
 def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduction:
@@ -48,14 +79,11 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
                 f"{cast.norm_bound}; pass transform=clip(clip_norm) or put clip after "
                 "transforms that keep a residual."
             )
-        leaves, treedef = jax.tree.flatten(plain.finish(acc, cast))
-        keys = jax.random.split(cast.key, len(leaves))
         std = noise_multiplier * cast.norm_bound
-        noisy = [
-            (x + std * jax.random.normal(k, x.shape, x.dtype)) / expected_cohort_size
-            for x, k in zip(leaves, keys, strict=True)
-        ]
-        return treedef.unflatten(jax.tree.map(jnp.asarray, noisy))
+        noisy_sum = noise_by_leaf(
+            cast.key, plain.finish(acc, cast), std, jax.random.normal
+        )
+        return jax.tree.map(lambda x: x / expected_cohort_size, noisy_sum)
 
     name = f"gaussian_mean({noise_multiplier}, {expected_cohort_size})"
     return plain._replace(finish=finish, name=name, noisy=True)

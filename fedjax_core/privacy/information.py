@@ -1,5 +1,7 @@
 r"""Mutual information, and the feature map that tells little of what is private.
 
+What are no probabilities, or are out of the ranges given, raises ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 9.3.
 """
@@ -9,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
+
+from fedjax_core.privacy.calibration import probabilities
 
 # Bell number 115,975: what `privacy_funnel` can try one by one.
 _MAX_VALUES = 10
@@ -23,13 +27,10 @@ def mutual_information(joint: ArrayLike) -> float:
     Returns:
       A float >= 0, 0 for independent variables.
 
-    Raises:
-      ValueError: not a matrix of probabilities that sum to 1.
-
     References:
       Jung, Section 9.3, "Privacy Funnel".
     """
-    return float(_information(_probabilities("joint", joint, 2)))
+    return float(_information(probabilities("joint", joint, 2)))
 
 
 def gaussian_mutual_information(correlation: ArrayLike) -> np.ndarray:
@@ -40,9 +41,6 @@ def gaussian_mutual_information(correlation: ArrayLike) -> np.ndarray:
 
     Returns:
       In nats, `inf` at -1 and 1.
-
-    Raises:
-      ValueError: a correlation out of range.
     """
     correlation = np.asarray(correlation, np.float64)
     if not np.all(np.abs(correlation) <= 1):
@@ -73,7 +71,7 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
       \min_\Phi I(s; \Phi(x)) \quad\text{such that}\quad I(y; \Phi(x)) \ge R
 
     solved by trying every way to put the values of x in groups; the book prints no
-    solver. Random maps can do better.
+    solver. Random maps can do better. Jung, (183).
 
     Args:
       joint: ``[S, Y, K]`` probabilities of private attribute, label and feature, with
@@ -85,11 +83,8 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
 
     Raises:
       ValueError: not probabilities, K > 10, or an R above I(y; x).
-
-    References:
-      Jung, (183).
     """
-    joint = _probabilities("joint", joint, 3)
+    joint = probabilities("joint", joint, 3)
     num_values = joint.shape[2]
     if num_values > _MAX_VALUES:
         raise ValueError(
@@ -113,15 +108,6 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
             Funnel(groups[best], float(leakage[best]), float(utility[best]))
         )
     return solutions
-
-
-def _probabilities(name: str, joint: ArrayLike, ndim: int) -> np.ndarray:
-    joint = np.asarray(joint, np.float64)
-    if joint.ndim != ndim or not joint.size:
-        raise ValueError(f"{name} must have {ndim} axes, got shape {joint.shape}.")
-    if not (np.all(joint >= 0) and abs(joint.sum() - 1) < 1e-9):
-        raise ValueError(f"{name} must be probabilities that sum to 1.")
-    return joint
 
 
 def _information(joint: np.ndarray) -> np.ndarray:

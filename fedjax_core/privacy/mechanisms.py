@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from fedjax_core import check, random
+from fedjax_core.arrays import is_known
 from fedjax_core.types import Key, PyTree
 
 Stage = Callable[[Key, Any], Any]
@@ -33,46 +33,43 @@ def add_gaussian(key: Key, tree: PyTree, sigma: jax.Array | float) -> PyTree:
     Args:
       key: PRNG key.
       tree: floating-point leaves of any shape.
-      sigma: standard deviation, > 0; may be traced.
+      sigma: standard deviation, > 0 (leave the noise out instead); may be traced.
 
     Returns:
       Like `tree`, same dtypes.
 
     Raises:
-      ValueError: sigma <= 0 (leave the noise out instead).
       TypeError: a leaf is not floating point.
     """
     check.positive(sigma=sigma)
-    return _add(key, tree, sigma, jax.random.normal)
+    return noise_by_leaf(key, tree, sigma, jax.random.normal)
 
 
 def add_laplace(key: Key, tree: PyTree, scale: jax.Array | float) -> PyTree:
     """Adds independent noise of density exp(-|x|/b)/(2b) to every entry (Jung, (181)).
 
-    Args:
-      key: PRNG key.
-      tree: floating-point leaves of any shape.
-      scale: b > 0, the standard deviation over sqrt(2); may be traced.
-
-    Returns:
-      Like `tree`, same dtypes.
-
-    Raises:
-      ValueError: scale <= 0 (leave the noise out instead).
-      TypeError: a leaf is not floating point.
+    As `add_gaussian`, with the scale b > 0, the standard deviation over sqrt(2).
     """
     check.positive(scale=scale)
-    return _add(key, tree, scale, jax.random.laplace)
+    return noise_by_leaf(key, tree, scale, jax.random.laplace)
+
+
+def noise_by_leaf(key: Key, tree: PyTree, scale: Any, draw: Any) -> PyTree:
+    """Adds ``scale * draw(key, shape, dtype)`` to every leaf, with a key for each."""
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    noisy = []
+    for leaf, k in zip(leaves, keys, strict=True):
+        x = jnp.asarray(leaf)
+        _floating(x)
+        noise = jnp.asarray(scale, x.dtype) * draw(k, x.shape, x.dtype)
+        noisy.append(x + noise)
+    return treedef.unflatten(noisy)
 
 
 def response_probability(num_classes: int, epsilon: float) -> float:
-    """How often `randomised_response` tells the truth, e^eps / (e^eps + K - 1).
-
-    Raises:
-      ValueError: num_classes < 2 or epsilon <= 0.
-      TypeError: num_classes is not an int.
-    """
-    _num_classes(num_classes)
+    """How often `randomised_response` tells the truth, e^eps / (e^eps + K - 1)."""
+    check_classes(num_classes)
     check.positive(epsilon=epsilon)
     return 1 / (1 + (num_classes - 1) * math.exp(-epsilon))
 
@@ -87,17 +84,12 @@ def randomised_response(
 
     Args:
       key: PRNG key.
-      labels: ints in 0..K-1 of any shape.
+      labels: ints in 0..K-1 of any shape; others are an error outside jit.
       num_classes: K >= 2.
       epsilon: > 0.
 
     Returns:
       Like `labels`.
-
-    Raises:
-      ValueError: num_classes < 2, epsilon <= 0, or a label that is not in 0..K-1 (seen
-        only outside jit).
-      TypeError: num_classes or the labels are not ints.
 
     References:
       Kairouz, Oh and Viswanath, "Extremal Mechanisms for Local Differential Privacy",
@@ -116,20 +108,8 @@ def randomised_response(
 def random_labels(key: Key, labels: jax.Array, num_classes: int) -> jax.Array:
     """Replaces every label by a random element of 0..K-1: (0, 0)-DP for the labels.
 
-    Args:
-      key: PRNG key.
-      labels: ints of any shape.
-      num_classes: K >= 2.
-
-    Returns:
-      Like `labels`.
-
-    Raises:
-      ValueError: num_classes < 2, or a label that is not in 0..K-1 (seen only outside
-        jit).
-      TypeError: num_classes or the labels are not ints.
+    Args and result are those of `randomised_response`.
     """
-    _num_classes(num_classes)
     labels = _labels(labels, num_classes)
     return jax.random.randint(key, labels.shape, 0, num_classes, labels.dtype)
 
@@ -155,10 +135,6 @@ def replace_features(
 
     Returns:
       ``[m, d]``, the dtype of `x`.
-
-    Raises:
-      ValueError: probability not in [0, 1], another `matched`, or x not a matrix.
-      TypeError: x is not floating point.
     """
     check.in_range(0, 1, probability=probability)
     check.one_of(("gaussian", "marginals"), matched=matched)
@@ -194,10 +170,6 @@ def subsample(key: Key, examples: PyTree, size: int) -> PyTree:
 
     Returns:
       Leaves ``[size, ...]``, rows in random order.
-
-    Raises:
-      ValueError: size is not in 1..m, or leaves differ in m.
-      TypeError: size is not an int.
     """
     check.positive_int(size=size)
     counts = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(examples)}
@@ -220,10 +192,7 @@ def concatenate(*stages: Stage) -> Stage:
 
     ``concatenate(pre, algorithm, post)`` is the private version of an algorithm; it has
     the guarantee of the algorithm if `pre` leaves neighbours neighbours, and that of
-    ``pre`` or ``post`` if these have one.
-
-    References:
-      Jung, Section 9.2 and Prop. 9.1.
+    ``pre`` or ``post`` if these have one. Jung, Section 9.2 and Prop. 9.1.
     """
 
     def run(key: Key, data: Any) -> Any:
@@ -234,41 +203,27 @@ def concatenate(*stages: Stage) -> Stage:
     return run
 
 
-def _add(key: Key, tree: PyTree, scale: Any, draw: Any) -> PyTree:
-    leaves, treedef = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
-    noisy = []
-    for leaf, k in zip(leaves, keys, strict=True):
-        x = jnp.asarray(leaf)
-        _floating(x)
-        noise = jnp.asarray(scale, x.dtype) * draw(k, x.shape, x.dtype)
-        noisy.append(x + noise)
-    return treedef.unflatten(noisy)
-
-
 def _floating(x: jax.Array) -> None:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"noise needs floating-point arrays, got dtype {x.dtype}.")
 
 
-def _num_classes(num_classes: int) -> None:
+def check_classes(num_classes: int, dtype: Any = int) -> None:
+    """Raises unless K is an int >= 2 and a dtype of ints holds the labels 0..K-1."""
     check.positive_int(num_classes=num_classes)
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be >= 2, got {num_classes}.")
-
-
-def check_room(dtype: Any, num_classes: int) -> None:
-    """Raises ValueError unless a dtype of ints holds the labels 0..K-1."""
-    if num_classes - 1 > jnp.iinfo(dtype).max:
-        raise ValueError(f"num_classes must fit labels of {dtype}, got {num_classes}.")
+    if num_classes < 2 or num_classes - 1 > jnp.iinfo(dtype).max:
+        raise ValueError(
+            f"num_classes must be >= 2 and fit labels of {jnp.dtype(dtype)}, got "
+            f"{num_classes}."
+        )
 
 
 def _labels(labels: jax.Array, num_classes: int) -> jax.Array:
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels must be ints, got dtype {labels.dtype}.")
-    check_room(labels.dtype, num_classes)
-    if not isinstance(labels, Tracer) and labels.size:
+    check_classes(num_classes, labels.dtype)
+    if is_known(labels) and labels.size:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= num_classes:
             raise ValueError(

@@ -3,6 +3,8 @@ r"""The geometric median :math:`\arg\min_w \sum_j A_j \lVert w_j - w \rVert_2`.
 With h honest points within distance r of a centre and b < h arbitrary others, equally
 weighted, it lies within :math:`r / \sqrt{1 - (b/h)^2}` of that centre. The mean has no
 such bound.
+
+A known weight that is negative or not finite raises ValueError.
 """
 
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_core import check
-from fedjax_core.arrays import flat_rows, norms
+from fedjax_core.arrays import flat_rows, norms, wide
 from fedjax_core.types import PyTree
 
 
@@ -84,9 +86,6 @@ def subgradient_residual(
       weights: ``[K]``.
       point: leaves ``[...]``.
 
-    Raises:
-      ValueError: a known weight that is negative or not finite.
-
     References:
       Jung, "Federated Learning: From Theory to Practice", eq. (176); the vectors
       printed there are minus the sub-gradients, which changes no sum that is zero.
@@ -101,19 +100,10 @@ def subgradient_residual(
 
 
 def _flatten(values: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-    leaves, treedef = jax.tree.flatten(values)
-    dtypes = [jnp.promote_types(v.dtype, jnp.float32) for v in leaves]
-    flat = [flat_rows(v).astype(t) for v, t in zip(leaves, dtypes, strict=True)]
-
-    def restore(row: jax.Array) -> PyTree:
-        out, start = [], 0
-        for v, t, f in zip(leaves, dtypes, flat, strict=True):
-            part = row[start : start + f.shape[1]]
-            out.append(part.reshape(v.shape[1:]).astype(t))
-            start += f.shape[1]
-        return treedef.unflatten(out)
-
-    return jnp.concatenate(flat, axis=1), restore
+    values = jax.tree.map(wide, values)
+    first = jax.tree.map(lambda v: jnp.zeros(v.shape[1:], v.dtype), values)
+    flat = [flat_rows(v) for v in jax.tree.leaves(values)]
+    return jnp.concatenate(flat, axis=1), ravel_pytree(first)[1]
 
 
 def _usable(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,8 @@ suspected values is bound by `functools.partial`, or follows the number of neigh
 Order statistics are taken entry by entry. With at most b arbitrary values among K and
 2b < K, `clip_extremes` and `trim_extremes` stay between the smallest and the largest of
 the others. NaN counts as a largest value. `suspects_among` turns a fraction into b.
+
+A known weight that is negative or not finite raises ValueError.
 """
 
 from collections.abc import Callable
@@ -19,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import along_rows, is_known, wide
 from fedjax_core.reduce import Cast, Reduction, stack
 from fedjax_core.robust.median import weiszfeld
 from fedjax_core.types import PyTree
@@ -36,9 +38,6 @@ def average(values: PyTree, weights: jax.Array) -> PyTree:
     Args:
       values: leaves ``[K, ...]``.
       weights: ``[K]``, >= 0; bool weighs equally what is True.
-
-    Raises:
-      ValueError: a known weight that is negative or not finite.
     """
     check.each_non_negative("value", weights=weights)
     return _weighted_mean(values, jnp.asarray(weights))
@@ -53,7 +52,8 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
       \tau(w) = \min(\max(w, \tau_l), \tau_u)
 
     with :math:`\tau_l` the (b+1)-th smallest and :math:`\tau_u` the (b+1)-th largest.
-    The lowest branch of eq. (188) is printed as a; it is :math:`\tau_l`.
+    The lowest branch of eq. (188) is printed as a; it is :math:`\tau_l`. Jung, eq.
+    (187) and (188).
 
     Args:
       values: leaves ``[K, ...]``.
@@ -64,15 +64,8 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
     Raises:
       ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
       TypeError: b is no int.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (187) and (188).
     """
-    check.each_non_negative("value", weights=weights)
-    weights = jnp.asarray(weights)
-    present = weights > 0
-    n = present.sum()
-    _check_suspects(b, weights.shape[0])
+    weights, present, n = _present(weights, b)
     last = weights.shape[0] - 1
 
     def one(x: jax.Array) -> jax.Array:
@@ -91,37 +84,26 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
 
     Weights are renormalised over what is kept, :math:`\sum A_j w_j / \sum A_j`. The
     factor :math:`|N| / |kept|` of eq. (189) is a mean only for equal weights; with
-    others the result can leave the range of the values.
+    others the result can leave the range of the values. Jung, eq. (187) and (189).
 
     Args:
       values: leaves ``[K, ...]``.
       weights: ``[K]``, >= 0; bool weighs equally what is True, and is faster. Of equal
         values with different weights, those at the front count as the smaller.
-      b: as for `clip_extremes`.
-
-    Raises:
-      ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
-      TypeError: b is no int.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (187) and (189).
+      b: as for `clip_extremes`, and the same errors.
     """
-    check.each_non_negative("value", weights=weights)
-    weights = jnp.asarray(weights)
-    present = weights > 0
-    n = present.sum()
-    _check_suspects(b, weights.shape[0])
+    weights, present, n = _present(weights, b)
     rank = jnp.arange(weights.shape[0])
     kept = (rank >= b) & (rank < n - b)
 
     def one(x: jax.Array) -> jax.Array:
         # What is not there sorts last, past every rank that is kept.
         x = _with_largest(x, present)
-        keep = _rows(kept, x)
+        keep = along_rows(kept, x)
         if weights.dtype == bool:
             ordered = jnp.where(keep, jnp.sort(x, axis=0), 0.0)
             return ordered.sum(0) / jnp.maximum(n - 2 * b, 1)
-        w = jnp.broadcast_to(_rows(weights, x).astype(x.dtype), x.shape)
+        w = jnp.broadcast_to(along_rows(weights, x).astype(x.dtype), x.shape)
         x, w = lax.sort((x, w), dimension=0, num_keys=1)
         w = jnp.where(keep, w, 0)
         total = w.sum(0)
@@ -133,21 +115,25 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
 def suspects_among(weights: ArrayLike, fraction: float) -> jax.Array:
     r"""How many of the values to suspect, :math:`\lfloor \beta K \rfloor`; ``[]`` int.
 
-    At least one value in the middle is always left.
+    At least one value in the middle is always left. Fewer than 1 / beta values have
+    none to suspect.
 
     Args:
       weights: ``[K]``; those of weight 0 are not there.
       fraction: beta, in [0, 0.5), attacked values among all.
     """
-    _check_fraction(fraction=fraction)
+    check.fraction(0.5, fraction=fraction)
     weights = jnp.asarray(weights)
-    # In float64, for every n there can be. The factor keeps 0.29 * 100 at 29 where
-    # floating point would give 28.
-    counts = np.arange(weights.shape[0] + 1)
-    suspects = np.floor(fraction * counts * (1 + 1e-12)).astype(np.int32)
-    suspects = np.minimum(suspects, np.maximum(counts - 1, 0) // 2)
+    # In float64, for every n there can be.
+    suspects = _count(fraction, np.arange(weights.shape[0] + 1))
     n = (weights > 0).sum()
     return jnp.asarray(suspects, n.dtype)[n]
+
+
+def _count(fraction: float, counts: ArrayLike) -> np.ndarray:
+    # The factor keeps 0.29 * 100 at 29 where floating point would give 28.
+    suspects = np.floor(fraction * np.asarray(counts) * (1 + 1e-12)).astype(np.int32)
+    return np.minimum(suspects, np.maximum(np.asarray(counts) - 1, 0) // 2)
 
 
 def trimmed_mean(trim_fraction: float) -> Reduction:
@@ -158,56 +144,64 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
     weights. With :math:`\beta = 0` this is the uniform mean. Zero when no client
     counts.
 
+    A share that drops nobody protects from nobody: with :math:`0 < \beta < 1 / n` the
+    mean is NaN, which ends the run in that round.
+
     Args:
       trim_fraction: beta, in [0, 0.5).
+
+    Raises:
+      ValueError: beta is out of range or, when a round is traced, too small for any
+        cohort that fits.
 
     References:
       Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
       Rates", ICML 2018, Definition 2.
     """
-    _check_fraction(trim_fraction=trim_fraction)
-
-    def finish(updates: PyTree, cast: Cast) -> PyTree:
-        b = suspects_among(cast.valid, trim_fraction)
-        return trim_extremes(updates, cast.valid, b)
-
-    return stack(finish)._replace(name=f"trimmed_mean({trim_fraction})")
+    check.fraction(0.5, trim_fraction=trim_fraction)
+    return _by_share(trim_extremes, "trim", trim_fraction)
 
 
 def clipped_mean(clip_fraction: float) -> Reduction:
     r"""Coordinate-wise mean of values clipped to their inner order statistics.
 
-    Of the n valid clients' values of a coordinate, the :math:`b = \lfloor \beta n
-    \rfloor` smallest are raised to the next one and the b largest lowered to theirs;
-    then all are averaged with equal weights (the winsorised mean). Zero when no client
-    counts.
+    As `trimmed_mean`, but the :math:`b = \lfloor \beta n \rfloor` smallest values are
+    raised to the next one and the b largest lowered to theirs (the winsorised mean;
+    Jung, (187) and (188)).
 
     Args:
       clip_fraction: beta, in [0, 0.5).
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (187) and (188).
     """
-    _check_fraction(clip_fraction=clip_fraction)
+    check.fraction(0.5, clip_fraction=clip_fraction)
+    return _by_share(clip_extremes, "clip", clip_fraction)
+
+
+def _by_share(rule: Callable[..., PyTree], verb: str, fraction: float) -> Reduction:
+    """The rule with b for a share of the valid clients; `verb` is "trim" or "clip"."""
 
     def finish(updates: PyTree, cast: Cast) -> PyTree:
-        b = suspects_among(cast.valid, clip_fraction)
-        return clip_extremes(updates, cast.valid, b)
+        slots = cast.valid.shape[0]
+        if fraction and not _count(fraction, slots):
+            raise ValueError(
+                f"{verb}_fraction must be 0 or at least 1 / {slots}, a cohort's size, "
+                f"to {verb} anybody, got {fraction}."
+            )
+        b = suspects_among(cast.valid, fraction)
+        nobody = (b == 0) & cast.valid.any() & (fraction > 0)
+        # The rules turn a b that is out of range into NaN.
+        return rule(updates, cast.valid, jnp.where(nobody, -1, b))
 
-    return stack(finish)._replace(name=f"clipped_mean({clip_fraction})")
+    return stack(finish)._replace(name=f"{verb}{verb[-1]}ed_mean({fraction})")
 
 
 def geometric_median(iterations: int = 100) -> Reduction:
     r"""The update :math:`\arg\min_u \sum_i \lVert u_i - u \rVert_2` of valid clients.
 
     The norm is over all coordinates of all leaves, and clients count equally. Zero when
-    no client counts.
+    no client counts. Jung, eq. (175).
 
     Args:
       iterations: of `weiszfeld`.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (175).
     """
     check.positive_int(iterations=iterations)
 
@@ -217,52 +211,43 @@ def geometric_median(iterations: int = 100) -> Reduction:
     return stack(finish)._replace(name=f"geometric_median({iterations})")
 
 
-def _check_fraction(**fraction: float) -> None:
-    for name, value in fraction.items():
-        if not 0 <= value < 0.5:
-            raise ValueError(f"{name} must be in [0, 0.5), got {value!r}.")
-
-
 def require_int(b: Any) -> None:
     """Raises TypeError unless b is made of ints."""
     if not jnp.issubdtype(jnp.result_type(b), jnp.integer):
         raise TypeError(f"b must be an int, got {b!r}.")
 
 
-def _check_suspects(b: Any, slots: int) -> None:
+def _present(weights: jax.Array, b: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Checked weights ``[K]``, which values are there and how many."""
+    check.each_non_negative("value", weights=weights)
     require_int(b)
-    if not isinstance(b, Tracer) and not 0 <= b < slots - b:
+    weights = jnp.asarray(weights)
+    slots = weights.shape[0]
+    if is_known(b) and not 0 <= b < slots - b:
         raise ValueError(
             f"b must be >= 0 and 2b less than the number of values, {slots}, got {b}."
         )
+    return weights, weights > 0, (weights > 0).sum()
 
 
 def _weighted_mean(values: PyTree, weights: jax.Array) -> PyTree:
     def one(x: jax.Array) -> jax.Array:
-        x = _wide(x)
+        x = wide(x)
         w = weights.astype(x.dtype)
         total = w.sum()
         # What is not there may hold anything, NaN included.
-        terms = jnp.where(_rows(w, x) > 0, _rows(w, x) * x, 0)
+        terms = jnp.where(along_rows(w, x) > 0, along_rows(w, x) * x, 0)
         return terms.sum(0) / jnp.where(total > 0, total, 1)
 
     return jax.tree.map(one, values)
 
 
 def _with_largest(x: jax.Array, present: jax.Array) -> jax.Array:
-    x = _wide(x)
-    return jnp.where(_rows(present, x) & ~jnp.isnan(x), x, jnp.inf)
+    x = wide(x)
+    return jnp.where(along_rows(present, x) & ~jnp.isnan(x), x, jnp.inf)
 
 
 def _refuse(result: PyTree, n: jax.Array, b: Any) -> PyTree:
     """NaN where b of n values leave nothing in the middle; loud, not wrong."""
     nothing = (n > 0) & ((b < 0) | (b >= n - b))
     return jax.tree.map(lambda x: jnp.where(nothing, jnp.nan, x), result)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
-    return by_row.reshape((-1, *[1] * (like.ndim - 1)))

@@ -34,7 +34,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
         FEDAVG, loss, transform=top_k(0.3), server_optimizer=optax.adam(0.1)
     ),
     "fedavg, trimmed mean": lambda loss: fedavg.make(
-        FEDAVG, loss, reduce=trimmed_mean(0.2)
+        FEDAVG, loss, reduce=trimmed_mean(0.4)
     ),
     "fedavg, clipped and noisy": lambda loss: fedavg.make(
         FEDAVG, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)

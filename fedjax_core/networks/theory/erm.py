@@ -8,6 +8,9 @@ The base case that networks of devices extend. Linear regression with features
   f(w) = \frac1m \|y - Xw\|^2 + \alpha \|w - w_{\mathrm{ref}}\|^2
        = w^\top Q w + q^\top w + c .
 
+Data without rows, of other shapes or not finite, and arguments out of the ranges given
+raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Chapter 2.
 """
@@ -39,9 +42,6 @@ def linear_risk(
 
     Returns:
       ``[d, d]``, ``[d]`` and ``[]``.
-
-    Raises:
-      ValueError: no rows, other shapes, values that are not finite, or alpha < 0.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
@@ -75,19 +75,13 @@ def ridge(
 
     With alpha = 0 it is linear regression. Where X lacks full column rank that has many
     minimisers, and the result is the one nearest to w_ref, pinv(X) y without one. At
-    alpha = 0 it has first derivatives in alpha only.
+    alpha = 0 it has first derivatives in alpha only. Jung, Sections 2.2 and 2.5.
 
     Args:
       X: ``[m, d]``.
       y: ``[m]``.
       alpha: >= 0; may be traced, to sweep over it.
       w_ref: ``[d]``.
-
-    Raises:
-      ValueError: as `linear_risk`.
-
-    References:
-      Jung, Sections 2.2 and 2.5.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
@@ -136,6 +130,8 @@ def linear_data(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws y = Xw + noise with features N(0, I) and noise N(0, noise_std^2).
 
+    Jung, (11).
+
     Args:
       key: of the draw.
       m: rows.
@@ -144,9 +140,6 @@ def linear_data(
 
     Returns:
       X ``[m, d]`` and y ``[m]``.
-
-    References:
-      Jung, (11).
     """
     check.positive_int(m=m)
     check.non_negative(noise_std=noise_std)
@@ -171,6 +164,7 @@ def estimation_error_bound(
 
     ||e||^2 / l1(Q)^2 with e = -(2 / m) X' noise stands in the book. It is loose by 4:
     since w - w_true = -Q^-1 e / 2, a quarter of it holds as well, the default here.
+    Jung, Prop. 2.1.
 
     Args:
       X: ``[m, d]``.
@@ -179,9 +173,6 @@ def estimation_error_bound(
 
     Raises:
       ValueError: no rows, other shapes, not finite, or Q = X'X / m is singular.
-
-    References:
-      Jung, Prop. 2.1.
     """
     X, noise, _ = regression_data(X, noise)
     m, d = X.shape

@@ -1,18 +1,20 @@
 """Predictions that users can guess, and that do not hang on irrelevant attributes.
 
+Arrays of other shapes, nodes without any test point in `T` and test points that are not
+finite raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 8.4 and 8.5.
 """
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float, as_mask
+from fedjax_core.arrays import as_float, is_known
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics
-from fedjax_core.networks.theory.oversight import validation_error
+from fedjax_core.networks.theory.oversight import existing_rows, validation_error
 
 
 def explainability(
@@ -20,18 +22,14 @@ def explainability(
 ) -> jax.Array:
     """How far predictions are from what the users expect, mean squared; ``[n]``.
 
+    Jung, eq. (177).
+
     Args:
       W: ``[n, d]``.
       T: ``[n, k, d]``, features of the unlabelled test points of every node.
       guesses: ``[n, k]``, the user's guess for each.
       mask: ``[n, k]`` bool, the test points that exist; by default all. A node without
         any gets NaN.
-
-    Raises:
-      ValueError: other shapes, or no test point.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (177).
     """
     mask = _test_points(T, guesses, mask)
     return validation_error(W, T, guesses, mask)
@@ -44,7 +42,7 @@ def explain(
     rho: ArrayLike,
     mask: ArrayLike | None = None,
 ) -> Quadratic:
-    """Adds rho times `explainability` to the local losses.
+    """Adds rho times `explainability` to the local losses (Jung, eq. (178)).
 
     Args:
       local: the losses without.
@@ -53,13 +51,6 @@ def explain(
       rho: >= 0; at 0 the plain fit, at infinity the fit to the guesses.
       mask: ``[n, k]`` bool, the test points that exist; by default all. A node without
         any keeps its loss.
-
-    Raises:
-      ValueError: rho is negative, other shapes, no test point, or one that is not
-        finite.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (178).
     """
     check.non_negative(rho=rho)
     mask = _test_points(T, guesses, mask)
@@ -90,13 +81,10 @@ def augment_by_guesses(
     Returns:
       Features ``[n, m + k, d]``, labels and weights ``[n, m + k]``; a node's loss is
       the weighted sum of squared errors. Rows that don't exist are 0 and weigh 0.
-
-    Raises:
-      ValueError: rho is negative, other shapes, or no test point.
     """
     check.non_negative(rho=rho)
     X, y = as_float(X), as_float(y)
-    mask = _rows(X, y, mask)
+    mask = existing_rows(X, y, mask)
     test_mask = _test_points(T, guesses, test_mask, "test_mask")
     rows = jnp.concatenate([mask, test_mask], 1)
     share = [part / jnp.maximum(part.sum(1), 1)[:, None] for part in (mask, test_mask)]
@@ -113,7 +101,8 @@ def add_flipped(
 ) -> tuple[jax.Array, jax.Array]:
     """Fairness by copies of all points with a +-1 attribute flipped, labels kept.
 
-    The coefficient that least squares gives the attribute is then exactly 0.
+    The coefficient that least squares gives the attribute is then exactly 0. Jung,
+    Section 8.5 and Fig. 8.4.
 
     Args:
       X: ``[n, m, d]``, or ``[m, d]`` of one node.
@@ -127,15 +116,10 @@ def add_flipped(
     Raises:
       ValueError: other shapes, or a column that does not exist or holds anything but -1
         and 1.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Section 8.5 and Fig. 8.4.
     """
-    X, y = as_float(X), jnp.asarray(y)
-    rows = _rows(X, y, mask)
-    _check_column(X, column)
+    X, y, rows = _attribute(X, y, column, mask)
     known = (jnp.abs(X[..., column]) == 1) | ~rows
-    if not isinstance(known, Tracer) and not known.all():
+    if is_known(known) and not known.all():
         raise ValueError(f"column {column} must hold -1 and 1 only.")
     return _both(X, X.at[..., column].multiply(-1), y)
 
@@ -156,13 +140,8 @@ def replace_by_shifted(
 
     Returns:
       ``[..., 2m, d]`` and ``[..., 2m]``, floats; row r becomes rows r and m + r.
-
-    Raises:
-      ValueError: other shapes, or a column that does not exist.
     """
-    X, y = as_float(X), jnp.asarray(y)
-    _rows(X, y, None)
-    _check_column(X, column)
+    X, y, _ = _attribute(X, y, column, None)
     return _both(X.at[..., column].add(shift), X.at[..., column].add(-shift), y)
 
 
@@ -173,27 +152,17 @@ def _test_points(
         raise ValueError(
             f"T must hold test points and have shape (n, k, d), got shape {T.shape}."
         )
-    return _rows(T, guesses, mask, ("T", "guesses", mask_name))
+    return existing_rows(T, guesses, mask, ("T", "guesses", mask_name))
 
 
-def _rows(
-    X: jax.Array,
-    y: jax.Array,
-    mask: ArrayLike | None,
-    names: tuple[str, str, str] = ("X", "y", "mask"),
-) -> jax.Array:
-    """Which rows exist, bool like y."""
-    if y.shape != X.shape[:-1]:
-        raise ValueError(
-            f"{names[1]} must have the shape of {names[0]} without d, "
-            f"{X.shape[:-1]}, got {y.shape}."
-        )
-    return jnp.ones(y.shape, bool) if mask is None else as_mask(names[2], mask, y.shape)
-
-
-def _check_column(X: jax.Array, column: int) -> None:
+def _attribute(
+    X: ArrayLike, y: ArrayLike, column: int, mask: ArrayLike | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    X, y = as_float(X), jnp.asarray(y)
+    rows = existing_rows(X, y, mask)
     if not 0 <= column < X.shape[-1]:
         raise ValueError(f"column must be in 0..{X.shape[-1] - 1}, got {column}.")
+    return X, y, rows
 
 
 def _both(a: jax.Array, b: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -2,6 +2,8 @@ r"""How far the solution of GTVMin moves with one label.
 
 How well a test can tell neighbouring datasets apart is in `privacy.auditing`.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 9.1 and 9.2.
 """
@@ -12,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float
+from fedjax_core.arrays import as_float, as_mask
 from fedjax_core.linalg import Inverse
 from fedjax_core.networks.coupling import coupled_inverse
 from fedjax_core.networks.graph import Graph
@@ -35,7 +37,7 @@ def label_sensitivity(
     :math:`\varepsilon`. If labels may change by at most h, the L2 sensitivity that
     `calibration.gaussian_sigma` asks for is h times the largest entry.
 
-    Inverts the dense matrix of nd rows.
+    Inverts the dense matrix of nd rows. Jung, (179).
 
     Args:
       graph: the network of n nodes.
@@ -46,12 +48,6 @@ def label_sensitivity(
     Returns:
       ``[n, m]``, zero for data points that are not there; NaN for all others where Q
       is singular (see `check_regular`).
-
-    Raises:
-      ValueError: arrays whose shapes do not fit, or alpha < 0.
-
-    References:
-      Jung, (179).
     """
     X, mask, count, inverse = _problem(graph, X, alpha, mask)
     n, _, d = X.shape
@@ -78,9 +74,6 @@ def label_sensitivity_bound(
 
     Returns:
       ``[n, m]``, zero for data points that are not there.
-
-    Raises:
-      ValueError: arrays whose shapes do not fit, or smallest <= 0.
     """
     check.positive(smallest=smallest)
     X, mask, count = _local_data(X, mask)
@@ -110,22 +103,17 @@ def _problem(
 ) -> tuple[jax.Array, jax.Array, jax.Array, Inverse]:
     """Features with zeros where nothing is, the mask, m_i ``[n]``, and Q^-1."""
     check.non_negative(alpha=alpha)
-    X, mask, count = _local_data(X, mask)
-    if len(X) != graph.num_nodes:
-        raise ValueError(f"X must have {graph.num_nodes} rows, got shape {X.shape}.")
-    y = jnp.zeros_like(X[..., 0])
-    Q = least_squares_statistics(X, y, mask, allow_empty=True).Q
+    X, mask, count = _local_data(X, mask, graph.num_nodes)
+    Q = least_squares_statistics(X, X[..., 0], mask, allow_empty=True).Q
     return X, mask, count, coupled_inverse(Q, graph, alpha)
 
 
 def _local_data(
-    X: ArrayLike, mask: ArrayLike | None
+    X: ArrayLike, mask: ArrayLike | None, n: int | str = "n"
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     X = as_float(X)
-    if X.ndim != 3:
-        raise ValueError(f"X must have shape (n, m, d), got {X.shape}.")
-    mask = jnp.ones(X.shape[:2], bool) if mask is None else jnp.asarray(mask, bool)
-    if mask.shape != X.shape[:2]:
-        raise ValueError(f"mask must have shape {X.shape[:2]}, got {mask.shape}.")
+    if X.ndim != 3 or n not in ("n", len(X)):
+        raise ValueError(f"X must have shape ({n}, m, d), got {X.shape}.")
+    mask = as_mask("mask", mask, X.shape[:2])
     X = jnp.where(mask[:, :, None], X, 0)
     return X, mask, jnp.maximum(mask.sum(1), 1).astype(X.dtype)

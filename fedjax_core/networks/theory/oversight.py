@@ -1,5 +1,7 @@
 """Human oversight: validation errors per node, uncertainty, and a log of a run.
 
+Arrays of other shapes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 8.1 and 8.4.
 """
@@ -34,9 +36,6 @@ def validation_error(
     Returns:
       ``[n]``; to watch in every round, and a measure of uncertainty to tell users. NaN
       for a node without rows.
-
-    Raises:
-      ValueError: other shapes.
     """
     errors, rows = _residuals(W, X, y, mask)
     return jnp.mean(errors**2, axis=1, where=rows)
@@ -58,9 +57,6 @@ def residual_variance(
 
     Returns:
       ``[n]``; NaN for a node with fewer than two rows.
-
-    Raises:
-      ValueError: other shapes.
     """
     errors, rows = _residuals(W, X, y, mask)
     return jnp.var(errors, axis=1, ddof=1, where=rows)
@@ -135,13 +131,31 @@ def _residuals(
     W: jax.Array, X: jax.Array, y: jax.Array, mask: ArrayLike | None
 ) -> tuple[jax.Array, jax.Array]:
     """Labels minus predictions, and which rows exist; each ``[n, m]``."""
-    n, m, d = X.shape
-    if W.shape != (n, d) or y.shape != (n, m):
+    rows = existing_rows(X, y, mask)
+    if X.ndim != 3 or W.shape != (len(X), X.shape[2]):
         raise ValueError(
             "W, X and y must have shapes (n, d), (n, m, d) and (n, m), got "
             f"{W.shape}, {X.shape} and {y.shape}."
         )
-    rows = jnp.ones(y.shape, bool) if mask is None else as_mask("mask", mask, y.shape)
     # Not only the result: the slope of what is NaN would be NaN.
     X = jnp.where(rows[..., None], X, 0)
     return jnp.where(rows, y, 0) - jnp.einsum("nmd,nd->nm", X, W), rows
+
+
+def existing_rows(
+    X: jax.Array,
+    y: jax.Array,
+    mask: ArrayLike | None,
+    names: tuple[str, str, str] = ("X", "y", "mask"),
+) -> jax.Array:
+    """Which rows of X ``[..., d]`` exist, bool like y ``[...]``; by default all.
+
+    Raises:
+      ValueError: other shapes, of what the caller calls by `names`.
+    """
+    if y.shape != X.shape[:-1]:
+        raise ValueError(
+            f"{names[1]} must have the shape of {names[0]} without d, "
+            f"{X.shape[:-1]}, got {y.shape}."
+        )
+    return as_mask(names[2], mask, y.shape)

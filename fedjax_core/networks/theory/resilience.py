@@ -4,6 +4,8 @@ A step on the pruned network is a perturbed step on the whole one, so failures e
 degrade gracefully (`failure_perturbation`) or show in the second eigenvalue of the
 Laplacian of what is left (`failures`).
 
+Masks of other shapes or dtypes and arguments out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 8.2.4.
 """
@@ -24,11 +26,7 @@ from fedjax_core.types import Key, PyTree
 
 
 def prune(graph: Graph, links: jax.Array) -> Graph:
-    """The network with only the links ``[E]`` bool; lost ones keep the weight 0.
-
-    Raises:
-      ValueError: links of another shape or dtype.
-    """
+    """The network with only the links ``[E]`` bool; lost ones keep the weight 0."""
     links = as_mask("links", links, graph.weight.shape)
     return graph.with_weight(jnp.where(links, graph.weight, 0))
 
@@ -39,9 +37,6 @@ def without_nodes(graph: Graph, alive: jax.Array) -> Graph:
     A failed node still has its row of W. Should that diverge, run the method with a
     channel, such as `operators.relay`: then NaN does not pass lost links, see
     `graph.neighbour_sum`.
-
-    Raises:
-      ValueError: `alive` of another shape or dtype.
     """
     alive = as_mask("alive", alive, (graph.num_nodes,))
     return prune(graph, alive[graph.head] & alive[graph.tail])
@@ -61,9 +56,6 @@ def failure_perturbation(
       W: leaves ``[n, ...]``.
       alpha: GTVMin strength.
       eta: learning rate.
-
-    Raises:
-      ValueError: links of another shape or dtype.
     """
     failed = ~as_mask("links", links, graph.weight.shape)
     lost = laplacian(prune(graph, failed), W)
@@ -99,17 +91,19 @@ def is_connected(graph: Graph, alive: jax.Array | None = None) -> jax.Array:
 def algebraic_connectivity(graph: Graph, alive: jax.Array | None = None) -> jax.Array:
     """The second smallest Laplacian eigenvalue, of the nodes alive if given; ``[]``.
 
-    Dense, for up to some thousand nodes. Zero where fewer than two are alive.
+    Dense, for up to some thousand nodes. Zero where fewer than two are alive or these
+    are not connected; otherwise rounded by about n times the rounding of the largest.
     """
     n = graph.num_nodes
     if n < 2:
         return jnp.zeros((), graph.weight.dtype)
-    alive = jnp.ones(n, bool) if alive is None else alive
+    alive = as_mask("alive", alive, (n,))
     L = laplacian_matrix(without_nodes(graph, alive))
     # Failed nodes go past the end of the spectrum, which is at most twice its trace.
     beyond = 1 + 2 * jnp.trace(L)
     lam = jnp.linalg.eigvalsh(L + jnp.diag(jnp.where(alive, 0, beyond)))
-    return jnp.where(alive.sum() > 1, jnp.maximum(lam[1], 0), 0)
+    some = is_connected(graph, alive) & (alive.sum() > 1)
+    return jnp.where(some, jnp.maximum(lam[1], 0), 0)
 
 
 def critical_nodes(graph: Graph) -> jax.Array:
@@ -149,9 +143,6 @@ def failures(
       link_failure: probability that a link fails, one or ``[E]``, in [0, 1].
       node_failure: probability that a node fails, one or ``[n]``, in [0, 1].
       samples: S.
-
-    Raises:
-      ValueError: a probability outside [0, 1], or samples < 1.
     """
     check.positive_int(samples=samples)
     for name, p in (("link_failure", link_failure), ("node_failure", node_failure)):

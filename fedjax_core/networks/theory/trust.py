@@ -5,6 +5,9 @@ With :math:`\lambda_{\max}` the largest eigenvalue of all Q_i and :math:`\bar\la
 the smallest of their mean (eq. (105)), bounds are infinite where
 :math:`\bar\lambda = 0`.
 
+Arrays of other shapes, rows that are not finite and arguments out of the ranges given
+raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 8.2.
 """
@@ -16,11 +19,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float, as_mask
+from fedjax_core.arrays import as_float, as_mask, flat_rows
+from fedjax_core.linalg import least_norm_solve
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.gtvmin import closed_form
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics
 from fedjax_core.networks.theory.gtvmin_bounds import deviation_bound, eigenvalue_bounds
+from fedjax_core.networks.theory.oversight import existing_rows
 from fedjax_core.types import PyTree
 
 
@@ -34,7 +39,8 @@ def label_change(
     r"""How the GTVMin solution moves with the labels: :math:`Q^{-1} [X_i'e_i/m_i]_i`.
 
     Exact and linear. The perturbation of the linear term in eq. (163) is printed as
-    X_i'e_i; it is -(2/m_i) X_i'e_i. Solves a dense system of side n d.
+    X_i'e_i; it is -(2/m_i) X_i'e_i. Solves a dense system of side n d. Jung, Section
+    8.2.1.
 
     Args:
       graph: the network.
@@ -45,12 +51,6 @@ def label_change(
 
     Returns:
       ``[n, d]``, the new solution minus the old.
-
-    Raises:
-      ValueError: other shapes, or a row that is not finite.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Section 8.2.1.
     """
     local = _statistics(X, "change", change, mask)
     return closed_form(graph, local.Q, local.q, alpha)
@@ -81,6 +81,8 @@ def sensitivity_bounds(
 ) -> SensitivityBounds:
     r"""How far the GTVMin solution can move when labels change by e_i.
 
+    Jung, Prop. 8.1.
+
     Args:
       graph: a connected network.
       Q: ``[n, d, d]``, X_i'X_i / m_i.
@@ -88,12 +90,6 @@ def sensitivity_bounds(
       change: ``[n, m]``, e_i.
       smallest_eigenvalue: of the whole quadratic ``[n d, n d]``, if known.
       mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
-
-    Raises:
-      ValueError: alpha is negative, or other shapes.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Prop. 8.1.
     """
     change = as_float(change)
     if change.ndim != 2 or len(change) != graph.num_nodes:
@@ -133,8 +129,8 @@ def estimation_bounds(
 ) -> EstimationBounds:
     r"""Bounds on the two parts of the estimation error, for any noise of known size.
 
-    A large :math:`\lambda_2` of the network and a small
-    :math:`\lambda_{\max} / \bar\lambda` make them small.
+    A large :math:`\lambda_2` of the network and a small :math:`\lambda_{\max} /
+    \bar\lambda` make them small. Jung, Prop. 3.1, eq. (165) and (169).
 
     Args:
       graph: a connected network.
@@ -146,10 +142,6 @@ def estimation_bounds(
     Raises:
       ValueError: alpha is not positive, other shapes, or a network that is not
         connected.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Prop. 3.1, eq. (165) and
-      (169).
     """
     deviation = deviation_bound(graph, noise, alpha, mask)
     squares, count = _energy(as_float(noise), mask)
@@ -170,21 +162,20 @@ def average_error(
       c - \bar w = \Bigl(\sum_i Q_i\Bigr)^{-1}
       \sum_i \frac{1}{m_i} X_i^\top (e_i - X_i (w_i - c))
 
-    Eq. (167) is printed with e_i + X_i (w_i - c) and then does not hold.
+    Eq. (167) is printed with e_i + X_i (w_i - c) and then does not hold. Where the sum
+    of the Q_i is singular, data determine a part of the error only: it is the one of
+    least norm, its part in their span.
 
     Args:
       X: ``[n, m, d]``.
       noise: ``[n, m]``, e_i = y_i - X_i wbar.
       W: ``[n, d]``, the solution for the squared penalty.
       mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
-
-    Raises:
-      ValueError: other shapes, or a row that is not finite.
     """
     local = _statistics(X, "noise", noise, mask)
     away = W - W.mean(0)[None]
     rest = -local.q / 2 - jnp.einsum("nde,ne->nd", local.Q, away)
-    return jnp.linalg.solve(local.Q.sum(0), rest.sum(0))
+    return least_norm_solve(local.Q.sum(0), rest.sum(0))
 
 
 def robustness_quotient(
@@ -192,14 +183,13 @@ def robustness_quotient(
 ) -> jax.Array:
     """How much of a disturbance of received messages is left in updates; ``[n]``.
 
+    Jung, eq. (173).
+
     Args:
       new: leaves ``[n, ...]``, updates.
       new_disturbed: updates from disturbed messages.
       given: leaves ``[n, ...]``, the weighted means of the messages.
       given_disturbed: those of disturbed messages; different from `given`.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (173).
     """
     return _distance(new, new_disturbed) / _distance(given, given_disturbed)
 
@@ -213,14 +203,13 @@ def robustness_bound(
 
       \frac{1}{1 + \sigma_i / (2 \alpha d_i)}
 
+    Jung, eq. (174).
+
     Args:
       strong_convexity: sigma_i >= 0; for a quadratic twice the smallest eigenvalue of
         Q_i, whose eigenvector attains the bound.
       alpha: > 0.
       degree: weighted, >= 0; a node without neighbours is not disturbed at all.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (174).
     """
     check.positive(alpha=alpha)
     rho = 2 * alpha * jnp.asarray(degree)
@@ -232,19 +221,13 @@ def _statistics(
 ) -> Quadratic:
     """`least_squares_statistics` of labels that the caller calls `name`."""
     X, labels = as_float(X), as_float(labels)
-    if X.ndim != 3 or labels.shape != X.shape[:2]:
-        raise ValueError(
-            f"X and {name} must have shapes (n, m, d) and (n, m), got {X.shape} and "
-            f"{labels.shape}."
-        )
-    if mask is not None:
-        mask = as_mask("mask", mask, labels.shape)
-    return least_squares_statistics(X, labels, mask, allow_empty=True)
+    rows = existing_rows(X, labels, mask, ("X", name, "mask"))
+    return least_squares_statistics(X, labels, rows, allow_empty=True)
 
 
 def _energy(e: jax.Array, mask: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
     """||e_i||^2 and, at least 1, m_i of the rows that exist; each ``[n]``."""
-    rows = jnp.ones(e.shape, bool) if mask is None else as_mask("mask", mask, e.shape)
+    rows = as_mask("mask", mask, e.shape)
     return jnp.where(rows, e**2, 0).sum(1), jnp.maximum(rows.sum(1), 1)
 
 
@@ -254,7 +237,5 @@ def _over(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _distance(a: PyTree, b: PyTree) -> jax.Array:
-    squares = jax.tree.map(
-        lambda x, y: ((x - y) ** 2).reshape(x.shape[0], -1).sum(1), a, b
-    )
+    squares = jax.tree.map(lambda x, y: flat_rows((x - y) ** 2).sum(1), a, b)
     return jnp.sqrt(sum(jax.tree.leaves(squares)))

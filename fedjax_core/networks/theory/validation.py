@@ -38,6 +38,8 @@ def train_and_validate(
 ) -> Validated:
     """Splits the data at random, learns on one part and measures on both.
 
+    Jung, Alg. 1.
+
     Args:
       key: of the split.
       data: leaves ``[m, ...]``.
@@ -47,9 +49,6 @@ def train_and_validate(
 
     Raises:
       ValueError: leaves of different lengths, or one of the two parts would be empty.
-
-    References:
-      Jung, Alg. 1.
     """
     sizes = {x.shape[0] for x in jax.tree.leaves(data)}
     if len(sizes) != 1:
@@ -100,7 +99,7 @@ def diagnose(
     """Compares training error, validation error and a baseline.
 
     The book speaks of errors that are about equal or much larger; here an error is much
-    larger than another if it is more than `tol` times it.
+    larger than another if it is more than `tol` times it. Jung, Section 2.4.
 
     Args:
       train_error: E_t >= 0.
@@ -108,18 +107,11 @@ def diagnose(
       baseline: what can be reached, >= 0: the Bayes risk, an existing method or human
         performance.
       tol: > 1.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    References:
-      Jung, Section 2.4.
     """
     check.non_negative(
         train_error=train_error, validation_error=validation_error, baseline=baseline
     )
-    if not 1 < tol < math.inf:
-        raise ValueError(f"tol must be > 1 and finite, got {tol!r}.")
+    check.open_interval(1, math.inf, tol=tol)
     if validation_error > tol * train_error:
         verdict = "overfitting"
     elif train_error > tol * validation_error:
