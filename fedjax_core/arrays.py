@@ -15,6 +15,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from fedjax_core.types import PyTree
+
 
 def as_float(x: ArrayLike) -> jax.Array:
     """An array of floats; ints become the default float type."""
@@ -35,14 +37,24 @@ def along_rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
     return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1))
 
 
+def keep_rows(active: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """The new rows where `active` ``[n]`` holds and the old ones elsewhere, by bit."""
+    return jax.tree.map(lambda a, b: jnp.where(along_rows(active, a), a, b), new, old)
+
+
 def flat_rows(x: jax.Array) -> jax.Array:
     """Every row as a vector, ``[n, ...]`` to ``[n, k]``; n may be 0."""
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without rows
 
 
-def as_mask(name: str, value: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    """A bool array of the given shape; raises ValueError for a list of indices."""
-    mask = jnp.asarray(value)
+def as_mask(
+    name: str, value: ArrayLike | None, shape: tuple[int, ...]
+) -> jax.Array:
+    """A bool array of the given shape; raises ValueError for a list of indices.
+
+    None is all True.
+    """
+    mask = jnp.ones(shape, bool) if value is None else jnp.asarray(value)
     if mask.dtype != bool or mask.shape != shape:
         raise ValueError(
             f"{name} must be bool of shape {shape}, got {mask.dtype} {mask.shape}."
@@ -91,7 +103,12 @@ def by_row(value: ArrayLike, like: jax.Array) -> jax.Array:
             f"rows of shape {like.shape} need one number or one each, shape "
             f"{like.shape[:1]}, got shape {value.shape}."
         )
-    return value.reshape(value.shape + (1,) * (like.ndim - 1)) if value.ndim else value
+    return along_rows(value, like) if value.ndim else value
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """At least float32, to compute in: halves lose squares and counts."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def numpy_of(x: Any) -> Any:

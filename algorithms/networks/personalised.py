@@ -40,7 +40,7 @@ def personalised_gd(graph: Graph, losses: Losses, alpha: PyTree, eta: Rate) -> S
     Raises:
       ValueError: a strength that is negative or not finite, or a rate <= 0.
     """
-    check_strengths(alpha)
+    _check_strengths(alpha)
 
     def grad(W):
         pull = _scale(alpha, laplacian(graph, W))
@@ -62,7 +62,7 @@ def objective(graph: Graph, losses: Losses, alpha: PyTree, W: PyTree) -> jax.Arr
     return sum(jax.tree.leaves(parts), jnp.sum(losses.value(W)))
 
 
-def check_strengths(alpha: PyTree) -> None:
+def _check_strengths(alpha: PyTree) -> None:
     """Raises ValueError unless all strengths are finite and >= 0."""
     for path, leaf in jax.tree.leaves_with_path(alpha):
         if isinstance(leaf, Tracer):

@@ -47,7 +47,7 @@ def coupled_inverse(
     live = own > (n * jnp.finfo(Q.dtype).eps) ** 2 * own.max()
     K = jnp.where(live[:, None] & live[None], K, 0)
     held = _held(Q, alpha * jnp.diagonal(L))
-    choices = jnp.stack([~held, jnp.ones(d, bool), jnp.zeros(d, bool)])
+    choices = jnp.stack([~held])
     with jax.default_matmul_precision("highest"):
         bases, whole = jax.vmap(
             lambda choice: _in_basis(Q, alpha * L, alpha * K, V, choice)
@@ -93,7 +93,7 @@ def _component(Q: np.ndarray, A: np.ndarray, sign: int, eps: float) -> Inverse:
     null = n * np.finfo(float).eps * values[-1]
     K = np.diag(np.where(values > null, values, 0))
     best = None
-    for choice in (~_held(Q, np.diagonal(L)), np.ones(d, bool), np.zeros(d, bool)):
+    for choice in (~_held(Q, np.diagonal(L)),):
         basis, whole = _in_basis(Q, L, K, V, choice)
         found = pseudo_inverse(whole, eps)
         found = found._replace(matrix=_out_of_basis(basis, found.matrix))

@@ -23,8 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from numpy.typing import ArrayLike
+from scipy import sparse
 
 from fedjax_core import check
+from fedjax_core.arrays import along_rows
 from fedjax_core.types import PyTree
 
 # How many neighbours one row of a table holds. Sums over neighbours gather slot by slot
@@ -208,25 +210,36 @@ class Graph:
         _require_real("adjacency", a.dtype)
         if a.ndim != 2 or a.shape[0] != a.shape[1]:
             raise ValueError(f"adjacency must be square, got shape {a.shape}.")
-        if not np.isfinite(a).all():
-            i, j = np.argwhere(~np.isfinite(a))[0]
-            raise ValueError(
-                f"adjacency must be finite, got {a[i, j]} from {i} to {j}."
+        floats = jnp.issubdtype(a.dtype, jnp.floating)
+        # SciPy has no halves.
+        entries = sparse.csr_array(a.astype(np.float64) if floats else a)
+        return cls.from_entries("adjacency", entries, a.dtype if floats else float)
+
+    @classmethod
+    def from_entries(cls, name: str, matrix: Any, dtype: Any) -> "Graph":
+        """`from_dense` for a square `csr_array` that errors call `name`."""
+        _require_real(name, matrix.dtype)
+        i, j = matrix.nonzero()
+        for rule, wrong in (
+            ("be finite", ~np.isfinite(matrix.data)),
+            ("have a zero diagonal", i == j),
+        ):
+            _refuse_first(
+                wrong,
+                lambda e, rule=rule: (
+                    f"{name} must {rule}, got {matrix.data[e]} from {i[e]} to {j[e]}."
+                ),
             )
-        if not np.array_equal(a, a.T):
-            i, j = np.argwhere(~(a == a.T))[0]
+        skew = (matrix != matrix.T).nonzero()
+        if len(skew[0]):
+            at, back = (skew[0][0], skew[1][0]), (skew[1][0], skew[0][0])
             raise ValueError(
-                f"adjacency must be symmetric, got {a[i, j]} from {i} to {j} and "
-                f"{a[j, i]} back."
+                f"{name} must be symmetric, got {matrix[at]} from {at[0]} to {at[1]} "
+                f"and {matrix[back]} back."
             )
-        if np.diagonal(a).any():
-            i = np.flatnonzero(np.diagonal(a))[0]
-            raise ValueError(
-                f"adjacency must have a zero diagonal, got {a[i, i]} for node {i}."
-            )
-        edges = np.argwhere(np.triu(a) != 0)
-        dtype = a.dtype if jnp.issubdtype(a.dtype, jnp.floating) else float
-        return cls.from_edges(edges, a[tuple(edges.T)], len(a), dtype)
+        upper: Any = sparse.triu(matrix, format="coo")
+        edges = np.stack([upper.row, upper.col], 1)
+        return cls.from_edges(edges, upper.data, matrix.shape[0], dtype)
 
     @property
     def num_edges(self) -> int:
@@ -302,7 +315,7 @@ def edge_scatter(graph: Graph, U: PyTree) -> PyTree:
 
         def slot(table, k):
             sign = jnp.sign(table.node - table.source[k])
-            return _rows(sign, u) * u.at[table.edge[k]].get(mode="fill", fill_value=0)
+            return along_rows(sign.astype(u.dtype), u) * u.at[table.edge[k]].get(mode="fill", fill_value=0)
 
         return _sum_slots(graph, slot)
 
@@ -328,7 +341,7 @@ def neighbour_sum(graph: Graph, W: PyTree) -> PyTree:
         _require_inexact(w)
 
         def slot(table, k, weight):
-            return _rows(weight[k], w) * _take(w, table.source[k])
+            return along_rows(weight[k], w).astype(w.dtype) * _take(w, table.source[k])
 
         return _sum_slots(graph, slot, weights)
 
@@ -354,7 +367,7 @@ def laplacian(graph: Graph, W: PyTree) -> PyTree:
 
         def slot(table, k, weight):
             difference = _take(w, table.node) - _take(w, table.source[k])
-            return _rows(weight[k], w) * difference
+            return along_rows(weight[k], w).astype(w.dtype) * difference
 
         return _sum_slots(graph, slot, weights)
 
@@ -427,7 +440,7 @@ def messages(graph: Graph, W: PyTree) -> tuple[PyTree, jax.Array]:
     return jax.tree.map(lambda w: w[source], W), weight
 
 
-def check_rows(graph: Graph, W: PyTree) -> None:
+def check_rows(graph: Graph, W: PyTree, name: str = "W") -> None:
     """Raises ValueError unless every leaf of W has one row per node.
 
     Gathers and broadcasts would take any other number without a word.
@@ -435,7 +448,7 @@ def check_rows(graph: Graph, W: PyTree) -> None:
     for leaf in jax.tree.leaves(W):
         if np.shape(leaf)[:1] != (graph.num_nodes,):
             raise ValueError(
-                f"W must have one row per node, {graph.num_nodes}, got shape "
+                f"{name} must have one row per node, {graph.num_nodes}, got shape "
                 f"{np.shape(leaf)}."
             )
 
@@ -445,7 +458,7 @@ def unless_cut(weight: jax.Array, x: jax.Array) -> jax.Array:
 
     All else stays as it is, so that slopes in weights that are 0 are right.
     """
-    return jnp.where((_rows(weight, x) > 0) | jnp.isfinite(x), x, 0)
+    return jnp.where((along_rows(weight, x) > 0) | jnp.isfinite(x), x, 0)
 
 
 def _tables(
@@ -517,11 +530,6 @@ def _zero_last(x: jax.Array) -> jax.Array:
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
     return x.at[index].get(mode="promise_in_bounds")
-
-
-def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
-    """One number per row, shaped to multiply `like`."""
-    return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1)).astype(like.dtype)
 
 
 def _require_inexact(w: jax.Array) -> None:

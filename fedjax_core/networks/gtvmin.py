@@ -27,7 +27,7 @@ from fedjax_core.arrays import as_float, is_known
 from fedjax_core.linalg import least_norm_solve, pseudo_inverse
 from fedjax_core.networks.coupling import coupled_inverse
 from fedjax_core.networks.graph import Graph, check_rows, degree, edge_diff, laplacian
-from fedjax_core.networks.oracles import Losses, check_quadratic
+from fedjax_core.networks.oracles import Losses, check_quadratic, quadratic_shapes
 from fedjax_core.networks.spectrum import components, laplacian_matrix
 from fedjax_core.networks.variation import Penalty, gtv, squared
 from fedjax_core.types import PyTree
@@ -342,12 +342,6 @@ def _checked(
     graph: Graph, Q: ArrayLike, q: ArrayLike, alpha: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
     check.non_negative(alpha=alpha)
-    Q, q = as_float(Q), as_float(q)
-    n = graph.num_nodes
-    if q.ndim != 2 or q.shape[0] != n or Q.shape != (*q.shape, q.shape[1]):
-        raise ValueError(
-            f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
-            f"{q.shape}."
-        )
+    Q, q = quadratic_shapes(Q, q, graph.num_nodes)
     check_quadratic(Q)
     return Q, q

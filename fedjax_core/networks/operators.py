@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjax_core.arrays import by_row
+from fedjax_core.arrays import by_row, keep_rows
 from fedjax_core.networks.graph import Graph, check_rows, degree, neighbour_sum
 from fedjax_core.networks.graph import messages as neighbour_messages
 from fedjax_core.networks.iterate import iterate
@@ -34,13 +34,6 @@ Channel = Callable[[PyTree, Round, Key | None], PyTree]
 def _parameters(W: PyTree, t: Round, key: Key | None) -> PyTree:
     del t, key
     return W
-
-
-def keep_rows(active: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """The new rows of active nodes and the old ones of all others, bit by bit."""
-    return jax.tree.map(
-        lambda a, b: jnp.where(active.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old
-    )
 
 
 class Operator(NamedTuple):

@@ -25,7 +25,14 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows, as_float, check_finite, flat_rows, is_known
+from fedjax_core.arrays import (
+    along_rows,
+    as_float,
+    as_mask,
+    check_finite,
+    flat_rows,
+    is_known,
+)
 from fedjax_core.linalg import pulled_inverse
 from fedjax_core.types import PyTree
 
@@ -89,28 +96,51 @@ def least_squares_statistics(
     Raises:
       ValueError: other shapes, a row that is not finite, or a node without rows.
     """
-    X, y = as_float(X), as_float(y)
-    if X.ndim != 3 or y.shape != X.shape[:2]:
-        raise ValueError(
-            f"X and y must have shapes (n, m, d) and (n, m), got {X.shape} and "
-            f"{y.shape}."
-        )
-    rows = jnp.ones(y.shape, bool) if mask is None else jnp.asarray(mask, bool)
-    if rows.shape != y.shape:
-        raise ValueError(f"mask must have shape {y.shape}, got {rows.shape}.")
-    X = jnp.where(rows[..., None], X, 0)
-    y = jnp.where(rows, y, 0)
-    check_finite(X=X, y=y)
+    X, y, rows = node_rows(X, y, mask, allow_empty=allow_empty)
     count = rows.sum(1)
-    if not allow_empty and not isinstance(count, Tracer) and (count == 0).any():
-        raise ValueError(
-            "mask must leave every node a row, got none for node "
-            f"{int(jnp.argmin(count))}; allow_empty=True gives it the zero loss."
-        )
     scale = 1 / jnp.maximum(count, 1).astype(X.dtype)
     Q = jnp.einsum("nmd,nme,n->nde", X, X, scale)
     q = -2 * jnp.einsum("nmd,nm,n->nd", X, y, scale)
     return Quadratic(Q, q, jnp.einsum("nm,nm,n->n", y, y, scale))
+
+
+def node_rows(
+    X: ArrayLike,
+    y: ArrayLike,
+    mask: ArrayLike | None,
+    n: int | str = "n",
+    *,
+    allow_empty: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The data of n nodes: X ``[n, m, d]``, y ``[n, m]`` and rows ``[n, m]`` bool.
+
+    What stands in rows that do not exist may be NaN; it is replaced by 0.
+
+    Raises:
+      ValueError: other shapes, a row that is not finite, or a node without rows where
+        that is not allowed.
+    """
+    X, y = as_float(X), as_float(y)
+    if X.ndim != 3 or y.shape != X.shape[:2] or n not in ("n", len(X)):
+        raise ValueError(
+            f"X and y must have shapes ({n}, m, d) and ({n}, m), got {X.shape} and "
+            f"{y.shape}."
+        )
+    rows = as_mask("mask", mask, y.shape)
+    X, y = jnp.where(rows[..., None], X, 0), jnp.where(rows, y, 0)
+    check_finite(X=X, y=y)
+    if not allow_empty:
+        check_no_empty(rows)
+    return X, y, rows
+
+
+def check_no_empty(rows: jax.Array) -> None:
+    """Raises ValueError where a known mask ``[n, m]`` leaves a node no row."""
+    count = rows.sum(1)
+    if is_known(count) and not count.all():
+        raise ValueError(
+            f"mask must leave every node a row, got none for node {count.argmin()}."
+        )
 
 
 def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
@@ -129,8 +159,7 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
         when prox is called, rho <= 0 or, where known, below the rounding of a singular
         Q_i.
     """
-    Q, q = as_float(Q), as_float(q)
-    _quadratic_shapes(Q, q)
+    Q, q = quadratic_shapes(Q, q)
     if is_known(Q):
         _check_symmetric(Q)
     c = jnp.broadcast_to(jnp.asarray(c, q.dtype), q.shape[:1])
@@ -344,12 +373,17 @@ def per_node(name: str, value: ArrayLike, n: int, dtype: Any) -> jax.Array:
     return jnp.broadcast_to(jnp.asarray(value, dtype), (n,))
 
 
-def _quadratic_shapes(Q: jax.Array, q: jax.Array) -> None:
-    if q.ndim != 2 or Q.shape != (*q.shape, q.shape[1]):
+def quadratic_shapes(
+    Q: ArrayLike, q: ArrayLike, n: int | str = "n"
+) -> tuple[jax.Array, jax.Array]:
+    """Q ``[n, d, d]`` and q ``[n, d]`` as floats; ValueError for other shapes."""
+    Q, q = as_float(Q), as_float(q)
+    if q.ndim != 2 or Q.shape != (*q.shape, q.shape[1]) or n not in ("n", len(q)):
         raise ValueError(
-            f"Q and q must have shapes (n, d, d) and (n, d), got {Q.shape} and "
+            f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
             f"{q.shape}."
         )
+    return Q, q
 
 
 def _square_norm(x: jax.Array) -> jax.Array:

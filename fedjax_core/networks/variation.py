@@ -75,20 +75,23 @@ def l2() -> Penalty:
     return lp(2.0)
 
 
-def lp(p: float) -> Penalty:
-    """||u||_p over all leaves together; its gradient at 0 is taken as 0.
-
-    Its dual is the norm of q with 1 / p + 1 / q = 1.
-
-    Args:
-      p: >= 1, `math.inf` included.
+def dual_exponent(p: float) -> float:
+    """The q of the dual norm, 1 / p + 1 / q = 1.
 
     Raises:
       ValueError: p < 1 or NaN.
     """
     if not p >= 1:
         raise ValueError(f"p must be >= 1, got {p!r}.")
-    q = 1.0 if p == math.inf else math.inf if p == 1 else p / (p - 1)
+    return math.inf if p == 1 else 1.0 if math.isinf(p) else p / (p - 1)
+
+
+def lp(p: float) -> Penalty:
+    """||u||_p over all leaves together; its gradient at 0 is taken as 0.
+
+    p is >= 1, `math.inf` included, else a ValueError; see `dual_exponent`.
+    """
+    q = dual_exponent(p)
     return Penalty(lambda u: _norm(u, p), lambda u: _norm(u, q))
 
 
