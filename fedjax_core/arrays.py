@@ -47,9 +47,7 @@ def flat_rows(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 fails without rows
 
 
-def as_mask(
-    name: str, value: ArrayLike | None, shape: tuple[int, ...]
-) -> jax.Array:
+def as_mask(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> jax.Array:
     """A bool array of the given shape; raises ValueError for a list of indices.
 
     None is all True.

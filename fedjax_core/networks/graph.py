@@ -315,7 +315,8 @@ def edge_scatter(graph: Graph, U: PyTree) -> PyTree:
 
         def slot(table, k):
             sign = jnp.sign(table.node - table.source[k])
-            return along_rows(sign.astype(u.dtype), u) * u.at[table.edge[k]].get(mode="fill", fill_value=0)
+            along = u.at[table.edge[k]].get(mode="fill", fill_value=0)
+            return along_rows(sign.astype(u.dtype), u) * along
 
         return _sum_slots(graph, slot)
 
