@@ -51,6 +51,7 @@ def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
 
     That is the node's distance in hops from the attacked set. In the chain 1-2-3 with
     node 1 attacked before update t, node 2 changes in update t + 1 and node 3 in t + 2.
+    Jung, Fig. 10.3.
 
     Args:
       graph: the network; edges of weight 0 carry nothing.
@@ -61,9 +62,6 @@ def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
 
     Raises:
       ValueError: `attacked` is no bool array of shape ``[n]``.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Fig. 10.3.
     """
     return hops(graph, as_mask("attacked", attacked, (graph.num_nodes,)))
 

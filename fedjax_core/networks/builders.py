@@ -65,15 +65,12 @@ def clique_plus_pendant(clique: int) -> Graph:
 
 
 def erdos_renyi(num_nodes: int, p: float, seed: int = 0) -> Graph:
-    """Every pair joined with probability p, independently.
+    """Every pair joined with probability p, independently (Jung, Section 7.1).
 
     Args:
       num_nodes: n >= 1.
       p: in [0, 1]. The expected degree of every node is p (n - 1).
       seed: int >= 0.
-
-    References:
-      Jung, Section 7.1.
     """
     check.positive_int(num_nodes=num_nodes)
     check.in_range(0, 1, p=p)
@@ -85,14 +82,13 @@ def stochastic_block(
 ) -> Graph:
     """Clusters that are dense inside and loosely tied to each other.
 
+    Jung, Section 6.2, for the structure; the probabilities are ours.
+
     Args:
       sizes: of the clusters, >= 1. Their nodes follow one another: `block_labels`.
       p_in: probability of an edge between two nodes of a cluster.
       p_out: probability of an edge between two nodes of different clusters.
       seed: int >= 0.
-
-    References:
-      Jung, Section 6.2, for the structure; the probabilities are ours.
     """
     label = block_labels(sizes)
     check.in_range(0, 1, p_in=p_in, p_out=p_out)
@@ -130,6 +126,8 @@ def k_random_neighbours(num_nodes: int, k: int, seed: int = 0) -> Graph:
 def knn(distance: ArrayLike, k: int) -> Graph:
     """Every node joined to the k nodes nearest to it, or that it is near to.
 
+    Jung, Section 7.3. That a choice on either side makes an edge is ours.
+
     Args:
       distance: ``[n, n]``, symmetric and >= 0; the diagonal is not looked at. Of nodes
         at the same distance the first counts as nearer.
@@ -138,9 +136,6 @@ def knn(distance: ArrayLike, k: int) -> Graph:
     Raises:
       ValueError: a distance that is negative, not finite or not symmetric, or k out of
         range.
-
-    References:
-      Jung, Section 7.3. That a choice on either side makes an edge is ours.
     """
     distance = check_distance(distance)
     return from_choices(_nearest(distance, np.arange(len(distance)), k))
@@ -148,6 +143,8 @@ def knn(distance: ArrayLike, k: int) -> Graph:
 
 def knn_points(points: ArrayLike, k: int, metric: str = "euclidean") -> Graph:
     """`knn` of points, in blocks: time n^2, memory linear in n.
+
+    Jung, Section 3.3: nearest-neighbour graphs of weather stations.
 
     Args:
       points: ``[n, d]``; for ``geodesic`` latitudes and longitudes in degrees,
@@ -158,9 +155,6 @@ def knn_points(points: ArrayLike, k: int, metric: str = "euclidean") -> Graph:
     Raises:
       ValueError: a point that is not finite, a latitude beyond 90 degrees, another
         shape, or k out of range.
-
-    References:
-      Jung, Section 3.3: nearest-neighbour graphs of weather stations.
     """
     check.one_of(("euclidean", "geodesic"), metric=metric)
     points = np.asarray(points, np.float64)

@@ -53,7 +53,7 @@ def relax_by_norm(
     alpha: ArrayLike,
     inner_steps: int = 100,
 ) -> jax.Array:
-    r"""The robust local update of all nodes in parallel.
+    r"""The robust local update of all nodes in parallel (Jung, eq. (170) and (175)).
 
     .. math::
 
@@ -83,9 +83,6 @@ def relax_by_norm(
 
     Raises:
       ValueError: alpha is not positive, or inner_steps < 1.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (170) and (175).
     """
     check.positive(alpha=alpha)
     check.positive_int(inner_steps=inner_steps)
@@ -137,7 +134,7 @@ def noisy_messages(
 
     Fresh noise of mean 0 and standard deviation `sigma` for every entry and round,
     from the round's key; the node keeps its own w_i exact. See
-    `network.Operator`. What it costs in privacy adds up over rounds.
+    `network.Operator`. What it costs in privacy adds up over rounds. Jung, eq. (190).
 
     Args:
       sigma: >= 0; may be traced.
@@ -145,9 +142,6 @@ def noisy_messages(
 
     Raises:
       ValueError: sigma is negative or not finite, or the law another.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (190).
     """
     check.non_negative(sigma=sigma)
     check.one_of(("normal", "laplace"), law=law)

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows
+from fedjax_core.arrays import along_rows, by_row
 from fedjax_core.types import PyTree
 
 # How many neighbours one row of a table holds. Sums over neighbours gather slot by slot
@@ -50,12 +50,12 @@ class _Table:
     Attributes:
       node: ``[R]`` int32, whose neighbours the row holds.
       source: ``[K, R]`` int32, the neighbours.
-      edge: ``[K, R]`` int32, the edges to them; E in an empty slot.
+      at: ``[K, R]`` int32, the directed edges from them; 2E in an empty slot.
     """
 
     node: jax.Array
     source: jax.Array
-    edge: jax.Array
+    at: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -177,7 +177,7 @@ class Graph:
         source, target, edge = source[order], target[order], edge[order]
         count = np.bincount(target, minlength=num_nodes)
         start = np.r_[0, np.cumsum(count)]
-        tables, row, more = _tables(source, edge, start)
+        tables, row, more = _tables(source, start)
 
         def ints(x):
             return jnp.asarray(x, jnp.int32)
@@ -312,10 +312,12 @@ def edge_scatter(graph: Graph, U: PyTree) -> PyTree:
     def scatter(u):
         if not graph.num_edges:
             return jnp.zeros((graph.num_nodes, *u.shape[1:]), u.dtype)
+        edges = jnp.append(graph.edge, graph.num_edges)
 
         def slot(table, k):
             sign = jnp.sign(table.node - table.source[k])
-            along = u.at[table.edge[k]].get(mode="fill", fill_value=0)
+            edge = edges.at[table.at[k]].get(mode="promise_in_bounds")
+            along = u.at[edge].get(mode="fill", fill_value=0)
             return along_rows(sign.astype(u.dtype), u) * along
 
         return _sum_slots(graph, slot)
@@ -373,6 +375,36 @@ def laplacian(graph: Graph, W: PyTree) -> PyTree:
         return _sum_slots(graph, slot, weights)
 
     return jax.tree.map(add_up, W)
+
+
+def message_sum(graph: Graph, messages: PyTree) -> PyTree:
+    """The sum of A_ij m over the messages of every node, ``[2E, ...]`` to ``[n, ...]``.
+
+    Adds in the order of `neighbour_sum`, so that copies of what all nodes sent give the
+    same up to rounding; the compiler may fuse the two in different ways. A message that
+    is not finite does not pass an edge of weight 0.
+    """
+    weights = _slot_weights(graph)
+
+    def add_up(m):
+        if not graph.num_edges:
+            return jnp.zeros((graph.num_nodes, *m.shape[1:]), m.dtype)
+        finite = jax.lax.cond(  # a look at every message takes as long as the sum
+            (graph.weight > 0).all(),
+            lambda: jnp.ones(len(m), bool),
+            lambda: jnp.isfinite(m).all(tuple(range(1, m.ndim))),
+        )
+
+        def slot(table, k, weight):
+            # Skipped by its place, as a mask of what is added would round otherwise.
+            passes = finite.at[table.at[k]].get(mode="fill", fill_value=True)
+            at = jnp.where((weight[k] > 0) | passes, table.at[k], len(graph.edge))
+            at = jax.lax.optimization_barrier(at)
+            return by_row(weight[k], m) * m.at[at].get(mode="fill", fill_value=0)
+
+        return _sum_slots(graph, slot, weights)
+
+    return jax.tree.map(add_up, jax.tree.map(jnp.asarray, messages))
 
 
 def over_features(
@@ -463,7 +495,7 @@ def unless_cut(weight: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _tables(
-    source: np.ndarray, edge: np.ndarray, start: np.ndarray
+    source: np.ndarray, start: np.ndarray
 ) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray]:
     """Deals every node's directed edges out to rows, see `Graph`."""
     count = np.diff(start)
@@ -489,19 +521,17 @@ def _tables(
         full = np.arange(k)[:, None] < length[of]
         slot = np.where(full, begin[of] + np.arange(k)[:, None], len(source))
         neighbour = np.where(full, np.append(source, 0)[slot], node[of])
-        link = np.where(full, np.append(edge, 0)[slot], len(source) // 2)
-        tables.append((node[of], neighbour, link))
+        tables.append((node[of], neighbour, slot))
     further = np.flatnonzero(np.arange(len(node)) != first_row[node])
     return tables, place[first_row], np.stack([place[further], node[further]])
 
 
 def _slot_weights(graph: Graph) -> list[jax.Array]:
     """The weights as the tables hold them, ``[K, R]`` each, 0 in empty slots."""
-    weight = _zero_last(graph.weight)
+    weight = _zero_last(graph.weight[graph.edge])
     # Kept apart from the sum over slots, where every feature would look them up again.
     return [
-        jax.lax.optimization_barrier(_take(weight, table.edge))
-        for table in graph.tables
+        jax.lax.optimization_barrier(_take(weight, table.at)) for table in graph.tables
     ]
 
 

@@ -33,12 +33,10 @@ def representation_distance(Z: PyTree) -> jax.Array:
 
     The vectors may be estimates of parameters (for nodes with one number each, the
     number), `label_shares`, `gradient_representation` or `mean_code`.
+    Jung, Section 7.2.
 
     Args:
       Z: leaves ``[n, ...]``.
-
-    References:
-      Jung, Section 7.2.
     """
     leaves = [z.reshape(z.shape[0], -1) for z in map(jnp.asarray, jax.tree.leaves(Z))]
     rows = jnp.concatenate(leaves, 1)
@@ -92,12 +90,10 @@ def label_overlap(counts: ArrayLike) -> jax.Array:
 
     Of all data points of both nodes, those whose label occurs at either; 0 where
     neither has data. ``1 - label_overlap(counts)`` is a dissimilarity.
+    Jung, Section 7.2, second example.
 
     Args:
       counts: ``[n, C]`` of `label_counts`; what occurs is a node's label space.
-
-    References:
-      Jung, Section 7.2, second example.
     """
     counts = jnp.asarray(counts).astype(float)
     common = counts @ (counts > 0).astype(counts.dtype).T
@@ -108,15 +104,12 @@ def label_overlap(counts: ArrayLike) -> jax.Array:
 def gradient_representation(losses: Losses, v: PyTree, num_nodes: int) -> PyTree:
     """The gradients of all local losses at the same parameters, leaves ``[n, ...]``.
 
-    For average squared errors 2 Q_i v + q_i.
+    For average squared errors 2 Q_i v + q_i. Jung, (157).
 
     Args:
       losses: of n nodes.
       v: parameters of one model, leaves ``[...]``.
       num_nodes: n.
-
-    References:
-      Jung, (157).
     """
     at_v = jax.tree.map(
         lambda x: jnp.broadcast_to(x, (num_nodes, *jnp.shape(x))),
@@ -130,14 +123,13 @@ def mean_code(
 ) -> jax.Array:
     """The mean code of every node's data, ``[n, k]``.
 
+    Jung, Section 7.2, "Feature learning".
+
     Args:
       encode: ``[m, ...] -> [m, k]``, the encoder of an autoencoder, such as
         `linear_encoder`.
       X: leaves ``[n, m, ...]``.
       mask: bool ``[n, m]``, the data points that exist. A node without any has code 0.
-
-    References:
-      Jung, Section 7.2, "Feature learning".
     """
     codes = jax.vmap(encode)(X)
     if mask is None:
@@ -237,7 +229,7 @@ def degree_constrained(distance: ArrayLike, degree: float) -> LearnedWeights:
 
 
 def edge_budget(distance: ArrayLike, num_edges: float) -> Graph:
-    """Least total dissimilarity with a total weight, each edge at most 1.
+    """Least total dissimilarity with a total weight, each edge at most 1 (Jung, (161)).
 
     In closed form, the most similar pairs. The book's sum over ordered pairs counts
     every edge twice, so its E_max is twice `num_edges`, and it calls an upper bound
@@ -251,9 +243,6 @@ def edge_budget(distance: ArrayLike, num_edges: float) -> Graph:
     Raises:
       ValueError: a distance that is negative, not finite or not symmetric, or a
         num_edges out of range.
-
-    References:
-      Jung, (161).
     """
     d = check_distance(distance)
     i, j = np.triu_indices(len(d), 1)

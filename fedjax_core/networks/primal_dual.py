@@ -180,7 +180,7 @@ def convex_clustering(
 
     Points joined by edges whose rows of W are equal, up to what `tol` leaves, form a
     cluster, see `clustered.n_clusters`. Two points on a line with weight A
-    merge exactly at alpha = |a_2 - a_1| / A.
+    merge exactly at alpha = |a_2 - a_1| / A. Jung, (67).
 
     Args:
       graph: which pairs attract each other, and how much.
@@ -188,9 +188,6 @@ def convex_clustering(
       alpha: >= 0.
       p: of the norm, >= 1.
       **options: of `solve`.
-
-    References:
-      Jung, (67).
     """
     a = arrays.as_float(a)
     options.setdefault("conjugate", squared_distance_conjugate(a))

@@ -41,7 +41,7 @@ def least_absolute_deviations(X: ArrayLike, y: ArrayLike) -> Deviations:
 
     The fit passes through d of the points (where X has rank d), and moving another
     point's label changes nothing as long as it stays on its side. A squared loss has
-    every label move the fit.
+    every label move the fit. Jung, Exercise 10.4.
 
     Args:
       X: ``[m, d]``.
@@ -49,9 +49,6 @@ def least_absolute_deviations(X: ArrayLike, y: ArrayLike) -> Deviations:
 
     Raises:
       ValueError: other shapes, no rows, or values that are not finite.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Exercise 10.4.
     """
     X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
     if X.ndim != 2 or y.shape != X.shape[:1] or not len(y):

@@ -52,11 +52,7 @@ def laplacian_matrix(graph: Graph) -> jax.Array:
 
 
 def eigenvalues(graph: Graph) -> jax.Array:
-    """All eigenvalues of L_G, ascending, ``[n]``; for small networks.
-
-    References:
-      Jung, (39).
-    """
+    """All eigenvalues of L_G, ascending, ``[n]``; for small networks (Jung, (39))."""
     return jnp.linalg.eigvalsh(laplacian_matrix(graph))
 
 
@@ -146,11 +142,10 @@ def largest_bound(graph: Graph) -> jax.Array:
 def connectivity_bound(graph: Graph) -> jax.Array:
     """An upper bound on lambda_2, n / (n - 1) min_i deg_i; tight if complete.
 
+    Jung, Prop. 7.1.
+
     Raises:
       ValueError: a single node.
-
-    References:
-      Jung, Prop. 7.1.
     """
     n = graph.num_nodes
     _check_pair(n)
@@ -174,13 +169,10 @@ def connectivity_vector(num_nodes: int, node: int) -> jax.Array:
 
 
 def expected_laplacian(num_nodes: int, p: float) -> jax.Array:
-    """E L_G of `builders.erdos_renyi`, n p I - p 11', ``[n, n]``.
+    """E L_G of `builders.erdos_renyi`, n p I - p 11', ``[n, n]`` (Jung, Section 7.1).
 
     Its eigenvalues are 0 and, n - 1 times, n p. That lambda_2 of a drawn network comes
     close to n p, and n p to its largest degree, holds for n to infinity only.
-
-    References:
-      Jung, Section 7.1.
     """
     check.positive_int(num_nodes=num_nodes)
     check.in_range(0, 1, p=p)
@@ -244,14 +236,11 @@ def walk_counts(graph: Graph, steps: int) -> np.ndarray:
     """How many walks of so many steps lead from i to j, ``[n, n]`` int64.
 
     Every edge of positive weight counts as one. The book says "paths", but a walk may
-    come back to a node.
+    come back to a node. Jung, Exercise 3.14.
 
     Raises:
       ValueError: steps < 0.
       OverflowError: a count beyond int64.
-
-    References:
-      Jung, Exercise 3.14.
     """
     if steps < 0:
         raise ValueError(f"steps must be >= 0, got {steps}.")
