@@ -37,7 +37,7 @@ def personalised_gd(graph: Graph, losses: Losses, alpha: PyTree, eta: Rate) -> S
     Raises:
       ValueError: a strength that is negative or not finite, or a rate <= 0.
     """
-    check_strengths(alpha)
+    check_strengths("alpha", alpha)
 
     def grad(W):
         pull = scaled(alpha, laplacian(graph, W))

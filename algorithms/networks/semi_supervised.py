@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from fedjax_core.arrays import as_mask, by_row, keep_rows
 from fedjax_core.networks.graph import Graph, degree, laplacian
 from fedjax_core.networks.iterate import block_norms
-from fedjax_core.networks.oracles import Losses
+from fedjax_core.networks.oracles import Losses, Quadratic
 from fedjax_core.networks.spectrum import components
 from fedjax_core.types import PyTree
 
@@ -45,6 +45,12 @@ def without_labels(losses: Losses, labelled: ArrayLike) -> Losses:
         lambda W: or_zero(losses.grad(W)),
         lambda V, rho: rows(losses.prox(V, rho), V),
     )
+
+
+def statistics_without_labels(stats: Quadratic, labelled: ArrayLike) -> Quadratic:
+    """`without_labels` for quadratic losses, for the closed form of GTVMin."""
+    keep = as_mask("labelled", labelled, stats.Q.shape[:1])
+    return keep_rows(keep, stats, jax.tree.map(jnp.zeros_like, stats))
 
 
 def harmonic_residual(graph: Graph, W: PyTree, labelled: ArrayLike) -> jax.Array:

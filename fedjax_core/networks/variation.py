@@ -53,7 +53,7 @@ def squared(strengths: PyTree = 1.0) -> Penalty:
     Raises:
       ValueError: a negative or non-finite strength.
     """
-    check_strengths(strengths)
+    check_strengths("strengths", strengths)
     return Penalty(
         lambda u: _total(
             jax.tree.map(
@@ -64,14 +64,14 @@ def squared(strengths: PyTree = 1.0) -> Penalty:
     )
 
 
-def check_strengths(alpha: PyTree) -> None:
+def check_strengths(name: str, alpha: PyTree) -> None:
     """Raises ValueError unless all known strengths are finite and >= 0; names where."""
     for path, leaf in jax.tree.leaves_with_path(alpha):
         known = np.zeros(()) if isinstance(leaf, Tracer) else np.asarray(leaf)
         wrong = ~(np.isfinite(known) & (known >= 0))
         if wrong.any():
             raise ValueError(
-                f"strengths{jax.tree_util.keystr(path)} must be finite and >= 0, got "
+                f"{name}{jax.tree_util.keystr(path)} must be finite and >= 0, got "
                 f"{known[wrong].flat[0]}."
             )
 

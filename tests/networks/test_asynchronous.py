@@ -19,11 +19,7 @@ from fedjax_core.networks.oracles import quadratic
 EDGES = np.array([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5), (1, 4), (0, 3)])
 ALPHA = 0.4
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def problem(seed=0, d=2):

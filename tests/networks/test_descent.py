@@ -39,11 +39,7 @@ from fedjax_core.transform import Message
 
 SLACK = 1e-9
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def problems(n=100, d=4, seed=0, singular=False):

@@ -23,11 +23,7 @@ from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import block_max_norm, block_norms
 from fedjax_core.networks.operators import Operator, aggregate_by, copies, message_sum
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def dense_random(n, p, seed=0):

@@ -10,11 +10,7 @@ from scipy.optimize import linprog
 
 from fedjax_core.networks import graph_learning, oracles
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def distances(n, seed):

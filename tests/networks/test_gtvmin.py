@@ -17,11 +17,7 @@ from fedjax_core.networks.variation import Penalty, discrepancy, exact_test_set,
 RNG = np.random.default_rng(0)
 ALPHAS = np.array([0.0, 0.1, 1.0, 10.0, 1e3])
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def close(actual, wanted, tol=1e-9):

@@ -12,11 +12,7 @@ X, Y = RNG.normal(size=(4, 7, 3)), RNG.normal(size=(4, 7))
 V, OTHER = RNG.normal(size=(4, 3)), RNG.normal(size=(4, 3))
 RHO = np.array([0.1, 0.5, 1.0, 3.0])
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def close(actual, wanted, tol=1e-9):

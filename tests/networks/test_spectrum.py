@@ -21,11 +21,7 @@ from fedjax_core.networks import (
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import aggregate_by, copies, run
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def random_weights(network, seed=0):

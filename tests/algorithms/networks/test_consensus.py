@@ -13,11 +13,7 @@ from fedjax_core.networks.operators import step
 from fedjax_core.networks.oracles import squared_distance
 from fedjax_core.networks.spectrum import extremes
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def weighted(graph, seed):

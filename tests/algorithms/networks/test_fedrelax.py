@@ -14,11 +14,7 @@ from fedjax_core.networks.oracles import least_squares_statistics, quadratic, ze
 CHAIN = np.array([(0, 1), (1, 2)])
 PAIR = np.array([(0, 1)])
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def problem(seed=0, n=7, d=3, edges=None):
