@@ -395,14 +395,17 @@ def message_sum(graph: Graph, messages: PyTree) -> PyTree:
             lambda: jnp.isfinite(m).all(tuple(range(1, m.ndim))),
         )
 
-        def slot(table, k, weight):
+        def place(table, weight):
             # Skipped by its place, as a mask of what is added would round otherwise.
-            passes = finite.at[table.at[k]].get(mode="fill", fill_value=True)
-            at = jnp.where((weight[k] > 0) | passes, table.at[k], len(graph.edge))
-            at = jax.lax.optimization_barrier(at)
-            return by_row(weight[k], m) * m.at[at].get(mode="fill", fill_value=0)
+            passes = finite.at[table.at].get(mode="fill", fill_value=True)
+            at = jnp.where((weight > 0) | passes, table.at, len(graph.edge))
+            return jax.lax.optimization_barrier(at)
 
-        return _sum_slots(graph, slot, weights)
+        def slot(table, k, weight, at):
+            x = m.at[at[k]].get(mode="fill", fill_value=0)
+            return by_row(weight[k], x) * x
+
+        return _sum_slots(graph, slot, weights, map(place, graph.tables, weights))
 
     return jax.tree.map(add_up, jax.tree.map(jnp.asarray, messages))
 

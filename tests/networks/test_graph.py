@@ -207,7 +207,7 @@ def test_weights_that_overflow_float32_are_refused():
     [
         ([[0, 1]], "square"),
         ([[0, 1], [2, 0]], "symmetric, got 1 from 0 to 1 and 2 back"),
-        ([[1, 0], [0, 0]], "zero diagonal, got 1 for node 0"),
+        ([[1, 0], [0, 0]], "zero diagonal, got 1 from 0 to 0"),
         ([[0.0, np.nan], [np.nan, 0.0]], "finite, got nan from 0 to 1"),
         ([[0, -1], [-1, 0]], ">= 0, got -1"),
     ],

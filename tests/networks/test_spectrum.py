@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.sparse import csgraph
 
 from fedjax_core import robust
 from fedjax_core.algorithms.networks import fedrelax
@@ -78,6 +79,42 @@ def test_lanczos_finds_the_same_eigenvalues():
     np.testing.assert_allclose(
         spectrum.extremes(network), values(network)[[1, -1]], rtol=1e-8
     )
+
+
+def test_connectivity_of_long_chains():
+    n = 6_000
+    second, largest = spectrum.extremes(builders.chain(n))
+    np.testing.assert_allclose(second, 4 * np.sin(np.pi / n / 2) ** 2, rtol=1e-8)
+    np.testing.assert_allclose(largest, 4 * np.cos(np.pi / n / 2) ** 2, rtol=1e-12)
+
+
+def test_connectivity_of_weights_of_any_range():
+    for a, b in ((1e-8, 1e8), (1e8, 1e-8), (1.0, 1e-30), (1e30, 3.0)):
+        network = builders.chain(3).with_weight(np.array([a, b]))
+        exact = 3 * a * b / (a + b + np.sqrt(a**2 + b**2 - a * b))
+        np.testing.assert_allclose(spectrum.extremes(network).second, exact, rtol=1e-12)
+    # Two tight groups of m and one loose link: w (1/m + 1/m) up to w / 1e8.
+    for m in (4, 200):
+        tight = builders.stochastic_block([m, m], 1.0, 0.0)
+        edges = np.r_[np.stack([tight.head, tight.tail], 1), [[0, m]]]
+        weight = np.r_[np.full(tight.num_edges, 1e8), 1e-8]
+        network = Graph.from_edges(edges, weight)
+        second = spectrum.extremes(network).second
+        np.testing.assert_allclose(second, 2e-8 / m, rtol=1e-10)
+
+
+def test_hops_are_shortest_paths():
+    hops = jax.jit(lambda weight, start: spectrum.hops(full.with_weight(weight), start))
+    full = builders.complete(12)
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        weight = (rng.random(full.num_edges) < 0.15).astype(float)
+        A = np.asarray(full.with_weight(weight).dense())
+        start = rng.random(12) < 0.2
+        far = csgraph.shortest_path(A, unweighted=True)[start].min(0, initial=np.inf)
+        np.testing.assert_array_equal(hops(weight, start), np.minimum(far, 12))
+    with pytest.raises(ValueError, match="start must be bool"):
+        spectrum.hops(full, np.arange(12))
 
 
 def test_TG3_inequalities_on_random_networks():

@@ -20,7 +20,6 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.networks.oracles import check_quadratic
 from fedjax_core.types import PyTree
 
 
@@ -33,10 +32,19 @@ def extreme_eigenvalues(Q: ArrayLike) -> tuple[float, float]:
       ValueError: Q is not square, not symmetric, not finite, or has a negative
         eigenvalue.
     """
-    check_quadratic(jnp.asarray(Q)[None])
     q = np.asarray(Q, np.float64)
+    if q.ndim != 2 or q.shape[0] != q.shape[1]:
+        raise ValueError(f"Q must be square, got shape {q.shape}.")
+    if not np.isfinite(q).all():
+        raise ValueError("Q must be finite.")
+    rounding = 8 * len(q) * float(np.finfo(_float_of(Q)).eps)
+    if np.abs(q - q.T).max() > rounding * np.abs(q).max():
+        raise ValueError("Q must be symmetric.")
     eigenvalues = np.linalg.eigvalsh((q + q.T) / 2)
-    return max(float(eigenvalues[0]), 0.0), float(eigenvalues[-1])
+    low, high = float(eigenvalues[0]), float(eigenvalues[-1])
+    if low < -rounding * max(abs(high), abs(low)):
+        raise ValueError(f"Q must be psd, got the eigenvalue {low}.")
+    return max(low, 0.0), high
 
 
 def contraction_factor(eta: ArrayLike, low: ArrayLike, high: ArrayLike) -> jax.Array:
@@ -199,3 +207,8 @@ def _dot(x: PyTree, y: PyTree) -> jax.Array:
 
 def _norm(x: PyTree) -> jax.Array:
     return jnp.sqrt(_dot(x, x))
+
+
+def _float_of(x: ArrayLike) -> Any:
+    dtype = np.asarray(x).dtype
+    return dtype if dtype.kind == "f" else np.float64
