@@ -81,7 +81,7 @@ def test_fedgd_is_the_matrix_step():
     w = W.reshape(-1)
     expected = w - 0.03 * (2 * whole @ w + vector)
     operator = fedgd.make(graph, quadratic(Q, q), alpha=0.7, eta=0.03)
-    got = operators.step(operator)(jnp.asarray(W), 0)
+    got = jax.jit(operators.step(operator))(jnp.asarray(W), 0)
     np.testing.assert_allclose(got.reshape(-1), expected, rtol=1e-12)
 
 
@@ -139,7 +139,7 @@ def test_rates_by_node_and_by_round():
 
     def moved(eta, t):
         operator = fedgd.make(graph, losses, alpha=0.5, eta=eta)
-        return operators.step(operator)(W, t) - W
+        return jax.jit(operators.step(operator))(W, t) - W
 
     unit = moved(1.0, 0)
     np.testing.assert_allclose(moved(by_node, 0), by_node[:, None] * unit, rtol=1e-9)
@@ -174,7 +174,7 @@ def test_exercise_5_1():
 
         def round_of(alpha, W, Q=Q, q=q):
             operator = fedgd.make(graph, quadratic(Q, q), alpha=alpha, eta=0.0005)
-            return operators.step(operator)(W, 0)
+            return jax.jit(operators.step(operator))(W, 0)
 
         at = jnp.concatenate([jnp.zeros((1, 2, 1)), jnp.eye(2)[..., None]])
         images = jax.vmap(jax.vmap(round_of, (None, 0)), (0, None))(alphas, at)

@@ -43,7 +43,8 @@ def test_fedprox_fixed_points_and_limits():
         np.testing.assert_allclose(at, [expected], atol=5e-6)
         operator = fedprox.make(quadratic(Q, q), 2, eta=eta)
         fixed = jnp.full((2, 1), at)
-        np.testing.assert_allclose(operators.step(operator)(fixed, 0), fixed, rtol=1e-9)
+        moved, _ = operators.run(operator, fixed, 1)
+        np.testing.assert_allclose(moved, fixed, rtol=1e-9)
     W, _ = operators.run(fedprox.make(quadratic(Q, q), 2), jnp.zeros((2, 1)), 60)
     np.testing.assert_allclose(W, np.full((2, 1), 0.6), atol=1e-12)
 
