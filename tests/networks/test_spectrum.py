@@ -65,12 +65,12 @@ def test_TG2_known_spectra():
 
 
 def test_lanczos_finds_the_same_eigenvalues():
-    n = 600
+    n = 520
     for network, second, largest in (
         (builders.star(n), 1, n),
         (builders.complete(n), n, n),
         (builders.cycle(n), 2 - 2 * np.cos(2 * np.pi / n), 4),
-        (builders.stochastic_block([300, 300], 0.0, 0.0), 0, 0),
+        (builders.stochastic_block([260, 260], 0.0, 0.0), 0, 0),
     ):
         np.testing.assert_allclose(
             spectrum.extremes(network), (second, largest), rtol=1e-8, atol=1e-10
@@ -94,7 +94,7 @@ def test_connectivity_of_weights_of_any_range():
         exact = 3 * a * b / (a + b + np.sqrt(a**2 + b**2 - a * b))
         np.testing.assert_allclose(spectrum.extremes(network).second, exact, rtol=1e-12)
     # Two tight groups of m and one loose link: w (1/m + 1/m) up to w / 1e8.
-    for m in (4, 200):
+    for m in (4, 40):
         tight = builders.stochastic_block([m, m], 1.0, 0.0)
         edges = np.r_[np.stack([tight.head, tight.tail], 1), [[0, m]]]
         weight = np.r_[np.full(tight.num_edges, 1e8), 1e-8]
@@ -118,10 +118,10 @@ def test_hops_are_shortest_paths():
 
 
 def test_TG3_inequalities_on_random_networks():
-    """T-G3, T-L2: 200 networks; the bounds of Prop. 7.1 and of the largest degree."""
-    for seed in range(200):
+    """T-G3, T-L2: 100 networks; the bounds of Prop. 7.1 and of the largest degree."""
+    for seed in range(100):
         rng = np.random.default_rng(seed)
-        n = int(rng.integers(2, 12))
+        n = (2, 3, 5, 11)[seed % 4]  # few sizes, as every one compiles
         A = np.triu(rng.random((n, n)) * (rng.random((n, n)) < rng.random()), 1)
         L = np.diag((A + A.T).sum(1)) - A - A.T
         second, largest = np.linalg.eigvalsh(L)[[1, -1]]
@@ -241,19 +241,23 @@ def test_TG8_missing_pairs_at_weight_zero_change_nothing():
     full = Graph.from_edges(np.stack([i, j], 1), np.asarray(network.dense())[i, j])
     assert full.num_edges == 21 > network.num_edges
     W = jnp.asarray(np.random.default_rng(0).standard_normal((7, 2)))
-    for operation in (graph.laplacian, graph.neighbour_sum, variation.gtv):
-        np.testing.assert_allclose(
-            operation(full, W), operation(network, W), rtol=1e-9, atol=1e-12
-        )
+    # Nor do they change what a node makes of its sorted messages.
+    rule = aggregate_by(functools.partial(robust.trim_extremes, b=1))
+    operations = (
+        graph.laplacian,
+        graph.neighbour_sum,
+        variation.gtv,
+        lambda g, W: rule(g, copies(g, W)),
+    )
+    everything = jax.jit(lambda g: [f(g, W) for f in operations])
+    dense, sparse = everything(full), everything(network)
+    assert np.isfinite(sparse[-1][:4]).all()  # the others cannot leave out two
+    for a, b in zip(dense, sparse, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     for of in (graph.num_neighbours, spectrum.components):
         np.testing.assert_array_equal(of(full), of(network))
     np.testing.assert_allclose(spectrum.extremes(full), spectrum.extremes(network))
-    # Nor do they change what a node makes of its sorted messages,
-    rule = aggregate_by(functools.partial(robust.trim_extremes, b=1))
-    dense, sparse = (np.asarray(rule(g, copies(g, W))) for g in (full, network))
-    assert np.isfinite(sparse[:4]).all()  # the others have too few to leave out two
-    np.testing.assert_allclose(dense, sparse, rtol=1e-9, atol=1e-12)
-    # and GTVMin, by its closed form and by FedRelax, which ends there.
+    # Nor GTVMin, by its closed form and by FedRelax, which ends there.
     y = np.arange(7.0)[:, None]
     Q, q = np.ones((7, 1, 1)), -2 * y
     expected = np.linalg.solve(np.eye(7) + laplacian_matrix(network), y)

@@ -114,7 +114,7 @@ def deviation_bound(
     noise = as_float(noise)
     if noise.ndim != 2 or len(noise) != graph.num_nodes:
         raise ValueError(
-            f"noise must have shape ({graph.num_nodes}, m), got {noise.shape}."
+            f"noise and mask must have shape ({graph.num_nodes}, m), got {noise.shape}."
         )
     rows = as_mask("mask", mask, noise.shape)
     if not isinstance(graph.weight, Tracer):
