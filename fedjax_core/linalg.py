@@ -25,13 +25,10 @@ class Inverse(NamedTuple):
     Attributes:
       matrix: ``[..., d, d]``.
       singular: ``[...]`` bool, whether directions were left out.
-      score: ``[...]``, how many were not, and as a fraction the smallest of their
-        scaled eigenvalues: the larger, the better conditioned.
     """
 
     matrix: Any
     singular: Any
-    score: Any
 
 
 def pseudo_inverse(Q: jax.Array | np.ndarray, eps: float | None = None) -> Inverse:
@@ -52,10 +49,7 @@ def pseudo_inverse(Q: jax.Array | np.ndarray, eps: float | None = None) -> Inver
         inverse = U * xp.where(used, 1 / xp.where(used, e, 1), 0)[..., None, :]
         inverse = s[..., :, None] * (inverse @ _transpose(U)) * s[..., None, :]
         kept = _without(s[..., :, None] * _clean(U, eps), ~used)
-        smallest = xp.where(used, e / largest, 1).min(-1)
-        return Inverse(
-            kept @ inverse @ kept, ~used.all(-1), used.sum(-1) + smallest / 2
-        )
+        return Inverse(kept @ inverse @ kept, ~used.all(-1))
 
 
 def least_norm_solve(Q: ArrayLike, b: ArrayLike) -> jax.Array:

@@ -17,6 +17,13 @@ use_host_devices(8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture
+def x64():
+    """Computes in double precision."""
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(params=["eager", "jit"])
 def run(request):
     """The function as it is, or compiled: both must give the same numbers."""

@@ -25,10 +25,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float, by_row, wide_if_known
+from fedjax_core.arrays import as_float, by_row, keep_rows, wide_if_known
 from fedjax_core.linalg import inverse_of_sum, least_norm_solve
 from fedjax_core.networks.graph import Graph, degree
-from fedjax_core.networks.operators import Operator, keep_rows, message_sum
+from fedjax_core.networks.operators import Operator, message_sum
+from fedjax_core.networks.oracles import node_rows, quadratic_shapes
 from fedjax_core.types import PyTree
 
 
@@ -130,18 +131,9 @@ def make(
         have other shapes: an edge without a test set, say.
     """
     check.non_negative(alpha=alpha)
-    X, y = as_float(X), as_float(y)
     n = graph.num_nodes
-    if X.ndim != 3 or y.shape != X.shape[:2] or len(X) != n:
-        raise ValueError(
-            f"X and y must have shapes ({n}, m, d) and ({n}, m), got {X.shape} and "
-            f"{y.shape}."
-        )
+    X, y, real = node_rows(X, y, mask, n, allow_empty=True)
     test = _test_sets(graph, test, X.shape[2])
-    real = jnp.ones(y.shape, bool) if mask is None else jnp.asarray(mask, bool)
-    if real.shape != y.shape:
-        raise ValueError(f"mask must have shape {y.shape}, got {real.shape}.")
-    X, y = jnp.where(real[..., None], X, 0), jnp.where(real, y, 0)
     own = real / jnp.maximum(real.sum(1, keepdims=True), 1).astype(X.dtype)
     nodes = [np.asarray(family.nodes) for family in families]
     if not np.array_equal(np.sort(np.concatenate(nodes)), np.arange(n)):
@@ -228,13 +220,8 @@ def make_linear(
       ValueError: alpha is out of range, or arrays have other shapes.
     """
     check.non_negative(alpha=alpha)
-    Q, q, test = as_float(Q), as_float(q), as_float(test)
-    n, d = graph.num_nodes, q.shape[-1]
-    if q.shape != (n, d) or Q.shape != (n, d, d):
-        raise ValueError(
-            f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
-            f"{q.shape}."
-        )
+    Q, q = quadratic_shapes(Q, q, graph.num_nodes)
+    test, (n, d) = as_float(test), q.shape
     shared = test.ndim == 2  # the same predictions go to all neighbours
     sets = _test_sets(graph, test, d)
     # A large alpha cancels in here, with all digits, instead of in the rounds.

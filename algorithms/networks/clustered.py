@@ -23,6 +23,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import as_mask
 from fedjax_core.linalg import least_norm_solve
 from fedjax_core.networks.graph import Graph, edge_diff
 from fedjax_core.networks.iterate import block_norms
@@ -121,7 +122,7 @@ def boundary_weight(graph: Graph, members: ArrayLike) -> jax.Array:
     Raises:
       ValueError: members is not bool or has another shape.
     """
-    inside = _members(graph, members)
+    inside = as_mask("members", members, (graph.num_nodes,))
     return jnp.sum(jnp.where(inside[graph.head] != inside[graph.tail], graph.weight, 0))
 
 
@@ -131,7 +132,7 @@ def induced(graph: Graph, members: ArrayLike) -> Graph:
     Raises:
       ValueError: no node is left, or members is not bool or has another shape.
     """
-    inside = np.asarray(_members(graph, members))
+    inside = np.asarray(as_mask("members", members, (graph.num_nodes,)))
     number = np.cumsum(inside) - 1
     head, tail = np.asarray(graph.head), np.asarray(graph.tail)
     kept = inside[head] & inside[tail]
@@ -145,7 +146,7 @@ def cluster_deviation_bound(
     members: ArrayLike,
     alpha: float,
     lam2: ArrayLike,
-    noise: ArrayLike,
+    mean_square: ArrayLike,
     model: ArrayLike,
     W: ArrayLike,
 ) -> jax.Array:
@@ -160,7 +161,7 @@ def cluster_deviation_bound(
       members: ``[n]`` bool, the cluster, whose induced graph is connected.
       alpha: > 0, the strength of GTVMin.
       lam2: second smallest Laplacian eigenvalue of ``induced(graph, members)``, > 0.
-      noise: ``[n]``, the mean squared noise ||e_i||^2 / m_i of every node.
+      mean_square: ``[n]``, of the noise at every node, ||e_i||^2 / m_i.
       model: ``[d]``, the true parameters of the cluster.
       W: ``[n, d]``, the solution, of which the rows outside the cluster count.
 
@@ -169,8 +170,8 @@ def cluster_deviation_bound(
         shape.
     """
     check.positive(alpha=alpha, lam2=lam2)
-    inside = _members(graph, members)
-    inner = jnp.sum(jnp.where(inside, jnp.asarray(noise), 0))
+    inside = as_mask("members", members, (graph.num_nodes,))
+    inner = jnp.sum(jnp.where(inside, jnp.asarray(mean_square), 0))
     outer = jnp.max(jnp.where(inside, 0, jnp.sum(jnp.square(jnp.asarray(W)), axis=1)))
     size = jnp.sum(jnp.square(jnp.asarray(model)))
     border = 2 * alpha * boundary_weight(graph, members) * (size + outer)
@@ -193,14 +194,3 @@ def n_clusters(graph: Graph, W: PyTree, tol: float) -> int:
     near = block_norms(edge_diff(graph, W)) <= tol
     merged = graph.with_weight(jnp.where(near, graph.weight, 0))
     return int(components(merged).max()) + 1
-
-
-def _members(graph: Graph, members: ArrayLike) -> jax.Array:
-    """The mask itself; a list of indices would pass for another one."""
-    inside = jnp.asarray(members)
-    if inside.dtype != bool or inside.shape != (graph.num_nodes,):
-        raise ValueError(
-            f"members must be bool of shape ({graph.num_nodes},), got {inside.dtype} "
-            f"of shape {inside.shape}."
-        )
-    return inside

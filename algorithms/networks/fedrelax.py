@@ -25,7 +25,7 @@ from fedjax_core.linalg import least_norm_solve, pulled_inverse
 from fedjax_core.networks.coupling import coupled_inverse
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.operators import Operator
-from fedjax_core.networks.oracles import Losses, check_quadratic
+from fedjax_core.networks.oracles import Losses, check_quadratic, quadratic_shapes
 
 
 def make(graph: Graph, losses: Losses, *, alpha: ArrayLike) -> Operator:
@@ -77,13 +77,7 @@ def make_quadratic(
         not looked at and give NaN there).
     """
     check.non_negative(alpha=alpha)
-    Q, q = as_float(Q), as_float(q)
-    n, d = graph.num_nodes, q.shape[-1]
-    if q.shape != (n, d) or Q.shape != (n, d, d):
-        raise ValueError(
-            f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
-            f"{q.shape}."
-        )
+    Q, q = quadratic_shapes(Q, q, graph.num_nodes)
     check_quadratic(Q)
     pull = jnp.asarray(alpha, q.dtype) * degree(graph).astype(q.dtype)
     free = pull == 0

@@ -23,10 +23,11 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.algorithms.networks.fedgd import Oracle, from_oracle
-from fedjax_core.arrays import as_float, as_mask
+from fedjax_core.arrays import as_mask
 from fedjax_core.networks.descent import Rate
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Operator
+from fedjax_core.networks.oracles import check_no_empty, node_rows
 from fedjax_core.types import Key, PyTree
 
 
@@ -65,14 +66,8 @@ def least_squares(
       ValueError: other shapes, a node without rows, or a batch larger than some m_i.
       TypeError: a batch size that is no int.
     """
-    X, y = as_float(X), as_float(y)
-    if X.ndim != 3 or y.shape != X.shape[:2]:
-        raise ValueError(
-            f"X and y must have shapes (n, m, d) and (n, m), got {X.shape}, {y.shape}."
-        )
-    real = _real(y.shape, mask)
-    # What stands in rows that do not exist may be NaN, which no weight of 0 removes.
-    X, y = jnp.where(real[..., None], X, 0), jnp.where(real, y, 0)
+    X, y, real = node_rows(X, y, mask)
+    real = np.asarray(real)
     if batch_size is None:
         weight = jnp.asarray(real / real.sum(1, keepdims=True), X.dtype)
 
@@ -115,7 +110,9 @@ def batches(
             "data must have leaves of one shape (n, m, ...), got "
             f"{[np.shape(leaf) for leaf in jax.tree.leaves(data)]}."
         )
-    draw = _sampler(_real(shape, mask), batch_size)
+    real = as_mask("mask", mask, shape)
+    check_no_empty(real)
+    draw = _sampler(np.asarray(real), batch_size)
     data = jax.tree.map(jnp.asarray, data)
 
     def one(w, rows, example):
@@ -135,24 +132,14 @@ def batch_gradient(
     return jax.vmap(one)(X, y, W, rows)
 
 
-def _real(shape: tuple[int, ...], mask: ArrayLike | None) -> np.ndarray:
-    """Which rows exist, ``[n, m]`` bool, at least one per node."""
-    real = np.ones(shape, bool)
-    if mask is not None:
-        real = np.asarray(as_mask("mask", mask, shape))
-    if not real.any(1).all():
-        raise ValueError(f"mask must leave every node a row, not node {_least(real)}.")
-    return real
-
-
 def _sampler(real: np.ndarray, batch_size: int) -> Callable[[Key | None], jax.Array]:
     """Draws a batch per node: from a key, rows ``[n, b]``."""
     check.positive_int(batch_size=batch_size)
-    least = int(real.sum(1).min())
-    if batch_size > least:
+    count = real.sum(1)
+    if batch_size > count.min():
         raise ValueError(
             f"batch_size must be in [1, m_i], got {batch_size} where node "
-            f"{_least(real)} has {least} rows."
+            f"{count.argmin()} has {count.min()} rows."
         )
 
     def draw(key):
@@ -163,7 +150,3 @@ def _sampler(real: np.ndarray, batch_size: int) -> Callable[[Key | None], jax.Ar
         return jax.lax.top_k(drawn, batch_size)[1]
 
     return draw
-
-
-def _least(real: np.ndarray) -> int:
-    return int(real.sum(1).argmin())

@@ -15,15 +15,12 @@ References:
 """
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
-from fedjax_core.arrays import flat_rows
 from fedjax_core.networks.descent import Rate, gradient_step
-from fedjax_core.networks.graph import Graph, edge_diff, laplacian, unless_cut
+from fedjax_core.networks.graph import Graph, laplacian
 from fedjax_core.networks.iterate import Step
 from fedjax_core.networks.oracles import Losses
+from fedjax_core.networks.variation import check_strengths, gtv, scaled, squared
 from fedjax_core.types import PyTree
 
 
@@ -40,10 +37,10 @@ def personalised_gd(graph: Graph, losses: Losses, alpha: PyTree, eta: Rate) -> S
     Raises:
       ValueError: a strength that is negative or not finite, or a rate <= 0.
     """
-    check_strengths(alpha)
+    check_strengths("alpha", alpha)
 
     def grad(W):
-        pull = _scale(alpha, laplacian(graph, W))
+        pull = scaled(alpha, laplacian(graph, W))
         return jax.tree.map(lambda g, p: g + 2 * p, losses.grad(W), pull)
 
     return gradient_step(grad, eta)
@@ -51,41 +48,4 @@ def personalised_gd(graph: Graph, losses: Losses, alpha: PyTree, eta: Rate) -> S
 
 def objective(graph: Graph, losses: Losses, alpha: PyTree, W: PyTree) -> jax.Array:
     """The value of the problem above, ``[]``; arguments as `personalised_gd`."""
-
-    def variation(u):
-        rows = flat_rows(unless_cut(graph.weight, u))
-        by_edge = jnp.sum(jnp.square(rows), axis=1)
-        return jnp.sum(graph.weight.astype(u.dtype) * by_edge)
-
-    root = jax.tree.map(lambda a: jnp.sqrt(jnp.asarray(a, float)), alpha)
-    parts = jax.tree.map(variation, _scale(root, edge_diff(graph, W)))
-    return sum(jax.tree.leaves(parts), jnp.sum(losses.value(W)))
-
-
-def check_strengths(alpha: PyTree) -> None:
-    """Raises ValueError unless all strengths are finite and >= 0."""
-    for path, leaf in jax.tree.leaves_with_path(alpha):
-        if isinstance(leaf, Tracer):
-            continue
-        known = np.asarray(leaf)
-        wrong = ~(np.isfinite(known) & (known >= 0))
-        if wrong.any():
-            raise ValueError(
-                f"alpha{jax.tree_util.keystr(path)} must be finite and >= 0, got "
-                f"{known[wrong].flat[0]}."
-            )
-
-
-def _scale(alpha: PyTree, W: PyTree) -> PyTree:
-    """Leaves of W times the strength that stands for them."""
-
-    def below(a, part):
-        def one(w):
-            strength = jnp.asarray(a, w.dtype)
-            return (
-                strength.reshape((1,) * (w.ndim - strength.ndim) + strength.shape) * w
-            )
-
-        return jax.tree.map(one, part)
-
-    return jax.tree.map(below, alpha, W)
+    return losses.value(W).sum() + gtv(graph, W, squared(alpha))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_core.arrays import as_mask, by_row
+from fedjax_core.arrays import as_mask, by_row, keep_rows
 from fedjax_core.networks.graph import Graph, degree, laplacian
 from fedjax_core.networks.iterate import block_norms
 from fedjax_core.networks.oracles import Losses, Quadratic
@@ -33,31 +33,24 @@ def without_labels(losses: Losses, labelled: ArrayLike) -> Losses:
     """
     keep = as_mask("labelled", labelled, np.shape(labelled)[:1])
 
-    def rows(x, new, old):
-        as_mask("labelled", keep, x.shape[:1])
-        return jnp.where(keep.reshape(-1, *(1,) * (x.ndim - 1)), new, old)
+    def rows(new, old):
+        as_mask("labelled", keep, jax.tree.leaves(new)[0].shape[:1])
+        return keep_rows(keep, new, old)
 
-    def value(W):
-        values = losses.value(W)
-        return jnp.where(as_mask("labelled", keep, values.shape), values, 0)
+    def or_zero(x):
+        return rows(x, jax.tree.map(jnp.zeros_like, x))
 
-    def grad(W):
-        return jax.tree.map(lambda g: rows(g, g, jnp.zeros_like(g)), losses.grad(W))
-
-    def prox(V, rho):
-        return jax.tree.map(lambda p, v: rows(p, p, v), losses.prox(V, rho), V)
-
-    return Losses(value, grad, prox)
+    return Losses(
+        lambda W: or_zero(losses.value(W)),
+        lambda W: or_zero(losses.grad(W)),
+        lambda V, rho: rows(losses.prox(V, rho), V),
+    )
 
 
 def statistics_without_labels(stats: Quadratic, labelled: ArrayLike) -> Quadratic:
     """`without_labels` for quadratic losses, for the closed form of GTVMin."""
     keep = as_mask("labelled", labelled, stats.Q.shape[:1])
-    return Quadratic(
-        jnp.where(keep[:, None, None], stats.Q, 0),
-        jnp.where(keep[:, None], stats.q, 0),
-        jnp.where(keep, stats.c, 0),
-    )
+    return keep_rows(keep, stats, jax.tree.map(jnp.zeros_like, stats))
 
 
 def harmonic_residual(graph: Graph, W: PyTree, labelled: ArrayLike) -> jax.Array:

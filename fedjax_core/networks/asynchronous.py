@@ -27,7 +27,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float
+from fedjax_core.arrays import as_float, is_known, keep_rows, wide_if_known
 from fedjax_core.networks.graph import Graph, check_rows, degree
 from fedjax_core.networks.iterate import check_count, iterate
 from fedjax_core.networks.operators import (
@@ -35,7 +35,6 @@ from fedjax_core.networks.operators import (
     Operator,
     collect,
     finish,
-    keep_rows,
     split,
 )
 from fedjax_core.types import Key, PyTree
@@ -254,20 +253,6 @@ def check_totally_asynchronous(schedule: Schedule, graph: Graph) -> None:
         )
 
 
-def smallest_bound(schedule: Schedule) -> int:
-    """The smallest bound with which a record is partially asynchronous, >= 1.
-
-    More than the number of events where a node never acts: no bound fits.
-    """
-    active = np.asarray(schedule.active)
-    longest = idle = np.zeros(active.shape[1], int)
-    for acts in active:
-        idle = np.where(acts, 0, idle + 1)
-        longest = np.maximum(longest, idle)
-    most = np.asarray(schedule.delay).max(initial=0)
-    return int(max(longest.max(initial=0) + 1, most))
-
-
 def synchronous(graph: Graph, num_events: int) -> Schedule:
     """All nodes, every event, without delay."""
     check.positive_int(num_events=num_events)
@@ -384,15 +369,26 @@ def contraction_bound(
       bound: B >= 1.
       t: events done, any shape.
       printed: the book's rate.
+
+    Returns:
+      Floats of the widest type in use, rounded up: never below the exact value, and 0
+      for kappa = 0 only.
     """
     check.positive_int(bound=bound)
-    if not isinstance(kappa, Tracer) and not (0 <= np.min(kappa) <= np.max(kappa) < 1):
+    if is_known(kappa) and not (0 <= np.min(kappa) <= np.max(kappa) < 1):
         raise ValueError(f"kappa must be in [0, 1), got {kappa}.")
-    t = jnp.asarray(t)
-    t = t.astype(jnp.promote_types(t.dtype, jnp.float32))
-    if printed:
-        return jnp.power(kappa, t / (2 * bound + 1))
-    return jnp.power(kappa, jnp.maximum(0, t - bound + 1) / (2 * bound))
+    result = jnp.finfo(jnp.result_type(float))
+    with wide_if_known(kappa, t) as dtype:
+        dtype = jnp.promote_types(dtype, result.dtype)
+        k, t = jnp.asarray(kappa, dtype), jnp.asarray(t, dtype)
+        late = t / (2 * bound + 1)
+        power = late if printed else jnp.maximum(0, t - bound + 1) / (2 * bound)
+        # The rounding of a power, and of the exponent.
+        size = 1 + power * jnp.abs(jnp.log(jnp.where(k > 0, k, 1)))
+        up = 1 + 4 * jnp.finfo(dtype).eps * size + result.eps * (dtype != result.dtype)
+        exact = (k == 0) | (power == 0)
+        limit = jnp.where(exact, k**power, jnp.maximum(k**power * up, result.tiny))
+        return jnp.minimum(limit, 1).astype(result.dtype)
 
 
 def fedrelax_contraction(
@@ -407,13 +403,15 @@ def fedrelax_contraction(
       alpha: >= 0; 0 gives 0.
 
     Raises:
-      ValueError: alpha or a known convexity that is negative or not finite.
+      ValueError: another number of convexities than nodes, or alpha or a known one
+        that is negative or not finite.
 
     Returns:
       ``[]``; 1, no contraction, where a node with neighbours has sc_i = 0. (The book
       prints Eq. (133) with i free; it is the largest over the nodes.)
     """
     check.non_negative(alpha=alpha)
+    check_rows(graph, convexity, "convexity")
     check.each_non_negative("node", convexity=convexity)
     pull = 2 * alpha * degree(graph)
     convexity = jnp.asarray(convexity, pull.dtype)
@@ -426,8 +424,7 @@ def fedgd_contraction(Q: ArrayLike, eta: ArrayLike) -> jax.Array:
 
     Args:
       Q: ``[n, d, d]``.
-      eta: at most `fedgd_rate_bound`, see `check_fedgd_contraction`; beyond it this is
-        no factor.
+      eta: at most `fedgd_rate_bound`; beyond it this is no factor.
     """
     return jnp.asarray(1 - eta * quadratic_convexity(Q).min())
 
@@ -436,16 +433,6 @@ def fedgd_rate_bound(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
     """1 / (2 max_i (ld(Q_i) + alpha deg_i)), up to which `fedgd_contraction` holds."""
     largest = jnp.linalg.eigvalsh(as_float(Q))[:, -1]
     return 1 / (2 * (largest + alpha * degree(graph).astype(largest.dtype)).max())
-
-
-def check_fedgd_contraction(
-    graph: Graph, Q: ArrayLike, alpha: float, eta: float
-) -> None:
-    """Raises ValueError for rates for which `fedgd_contraction` is not proven."""
-    check.positive(eta=eta)
-    limit = float(fedgd_rate_bound(graph, Q, alpha))
-    if eta > limit * (1 + 1e-6):
-        raise ValueError(f"eta must be at most {limit}, got {eta}.")
 
 
 def quadratic_convexity(Q: ArrayLike) -> jax.Array:

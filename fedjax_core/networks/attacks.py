@@ -8,7 +8,6 @@ References:
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from fedjax_core import check
@@ -16,6 +15,7 @@ from fedjax_core.arrays import as_mask
 from fedjax_core.attacks.messages import Attack, poison
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Channel
+from fedjax_core.networks.spectrum import hops
 
 
 def poison_channel(
@@ -51,6 +51,7 @@ def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
 
     That is the node's distance in hops from the attacked set. In the chain 1-2-3 with
     node 1 attacked before update t, node 2 changes in update t + 1 and node 3 in t + 2.
+    Jung, Fig. 10.3.
 
     Args:
       graph: the network; edges of weight 0 carry nothing.
@@ -61,23 +62,8 @@ def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
 
     Raises:
       ValueError: `attacked` is no bool array of shape ``[n]``.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Fig. 10.3.
     """
-    n = graph.num_nodes
-    live = (graph.weight > 0)[graph.edge]
-
-    def spread(carry):
-        rounds, _ = carry
-        sent = jnp.where(live, rounds[graph.source] + 1, n)
-        heard = jax.ops.segment_min(sent, graph.target, n, indices_are_sorted=True)
-        new = jnp.minimum(rounds, heard)
-        return new, (new != rounds).any()
-
-    attacked = as_mask("attacked", attacked, (n,))
-    start = jnp.where(attacked, 0, n).astype(jnp.int32)
-    return lax.while_loop(lambda c: c[1], spread, (start, jnp.bool_(True)))[0]
+    return hops(graph, as_mask("attacked", attacked, (graph.num_nodes,)))
 
 
 def attach_spy(graph: Graph, target: int, weight: float = 1.0) -> Graph:

@@ -65,15 +65,12 @@ def clique_plus_pendant(clique: int) -> Graph:
 
 
 def erdos_renyi(num_nodes: int, p: float, seed: int = 0) -> Graph:
-    """Every pair joined with probability p, independently.
+    """Every pair joined with probability p, independently (Jung, Section 7.1).
 
     Args:
       num_nodes: n >= 1.
       p: in [0, 1]. The expected degree of every node is p (n - 1).
       seed: int >= 0.
-
-    References:
-      Jung, Section 7.1.
     """
     check.positive_int(num_nodes=num_nodes)
     check.in_range(0, 1, p=p)
@@ -85,14 +82,13 @@ def stochastic_block(
 ) -> Graph:
     """Clusters that are dense inside and loosely tied to each other.
 
+    Jung, Section 6.2, for the structure; the probabilities are ours.
+
     Args:
       sizes: of the clusters, >= 1. Their nodes follow one another: `block_labels`.
       p_in: probability of an edge between two nodes of a cluster.
       p_out: probability of an edge between two nodes of different clusters.
       seed: int >= 0.
-
-    References:
-      Jung, Section 6.2, for the structure; the probabilities are ours.
     """
     label = block_labels(sizes)
     check.in_range(0, 1, p_in=p_in, p_out=p_out)
@@ -130,6 +126,8 @@ def k_random_neighbours(num_nodes: int, k: int, seed: int = 0) -> Graph:
 def knn(distance: ArrayLike, k: int) -> Graph:
     """Every node joined to the k nodes nearest to it, or that it is near to.
 
+    Jung, Section 7.3. That a choice on either side makes an edge is ours.
+
     Args:
       distance: ``[n, n]``, symmetric and >= 0; the diagonal is not looked at. Of nodes
         at the same distance the first counts as nearer.
@@ -138,9 +136,6 @@ def knn(distance: ArrayLike, k: int) -> Graph:
     Raises:
       ValueError: a distance that is negative, not finite or not symmetric, or k out of
         range.
-
-    References:
-      Jung, Section 7.3. That a choice on either side makes an edge is ours.
     """
     distance = check_distance(distance)
     return from_choices(_nearest(distance, np.arange(len(distance)), k))
@@ -148,6 +143,8 @@ def knn(distance: ArrayLike, k: int) -> Graph:
 
 def knn_points(points: ArrayLike, k: int, metric: str = "euclidean") -> Graph:
     """`knn` of points, in blocks: time n^2, memory linear in n.
+
+    Jung, Section 3.3: nearest-neighbour graphs of weather stations.
 
     Args:
       points: ``[n, d]``; for ``geodesic`` latitudes and longitudes in degrees,
@@ -158,9 +155,6 @@ def knn_points(points: ArrayLike, k: int, metric: str = "euclidean") -> Graph:
     Raises:
       ValueError: a point that is not finite, a latitude beyond 90 degrees, another
         shape, or k out of range.
-
-    References:
-      Jung, Section 3.3: nearest-neighbour graphs of weather stations.
     """
     check.one_of(("euclidean", "geodesic"), metric=metric)
     points = np.asarray(points, np.float64)
@@ -196,11 +190,9 @@ def geodesic_distance(a: ArrayLike, b: ArrayLike) -> np.ndarray:
         if not (np.abs(x[:, 0]) <= 90).all():
             raise ValueError(f"latitudes of {name} must be in [-90, 90].")
         places.append(np.radians(x))
-    (lat_a, lon_a), (lat_b, lon_b) = places[0].T[:, :, None], places[1].T[:, None, :]
-    # The haversine form keeps its digits at short distances.
-    h = np.sin((lat_a - lat_b) / 2) ** 2
-    h = h + np.cos(lat_a) * np.cos(lat_b) * np.sin((lon_a - lon_b) / 2) ** 2
-    return 2 * EARTH_RADIUS_KM * np.arcsin(np.sqrt(np.minimum(h, 1)))
+    from sklearn.metrics.pairwise import haversine_distances  # slow to import
+
+    return EARTH_RADIUS_KM * haversine_distances(*places)
 
 
 def ranked_choices(
@@ -275,27 +267,7 @@ def from_scipy(matrix: Any) -> Graph:
     a: Any = sparse.csr_array(matrix, copy=True)
     a.sum_duplicates()
     a.eliminate_zeros()
-    i, j = a.nonzero()
-    for rule, wrong in (
-        ("finite", ~np.isfinite(a.data)),
-        ("zero on the diagonal", i == j),
-    ):
-        if wrong.any():
-            e = np.flatnonzero(wrong)[0]
-            raise ValueError(
-                f"matrix must be {rule}, got {a.data[e]} from {i[e]} to {j[e]}."
-            )
-    i, j = (a != a.T).nonzero()
-    if len(i):
-        i, j = i[0], j[0]
-        raise ValueError(
-            f"matrix must be symmetric, got {a[i, j]} from {i} to {j} and {a[j, i]} "
-            "back."
-        )
-    upper = sparse.triu(a, format="coo")
-    dtype = a.dtype if a.dtype.kind == "f" else float
-    edges = np.stack([upper.row, upper.col], 1)
-    return Graph.from_edges(edges, upper.data, a.shape[0], dtype)
+    return Graph.from_entries("matrix", a, a.dtype if a.dtype.kind == "f" else float)
 
 
 def from_networkx(network: Any) -> Graph:
@@ -393,8 +365,7 @@ def _random_pairs(
 
 def _subsets(n: int, k: int, name: str, rng: np.random.Generator) -> np.ndarray:
     """For every node k of the others, ``[n, k]``, by Floyd's method."""
-    check.positive_int(num_nodes=n, **{name: k})
-    check.in_range(1, n - 1, **{name: k})
+    _check_number(n, **{name: k})
     chosen = np.zeros((n, k), np.int64)
     for drawn, most in enumerate(range(n - 1 - k, n - 1)):
         pick = rng.integers(0, most + 1, n)
@@ -403,10 +374,17 @@ def _subsets(n: int, k: int, name: str, rng: np.random.Generator) -> np.ndarray:
     return chosen + (chosen >= np.arange(n)[:, None])  # step over the node itself
 
 
+def _check_number(n: int, **of_neighbours: int) -> None:
+    """Raises ValueError unless n nodes can have so many neighbours."""
+    check.positive_int(num_nodes=n, **of_neighbours)
+    if n == 1:
+        raise ValueError("there must be at least 2 nodes to be neighbours, got 1.")
+    check.in_range(1, n - 1, **of_neighbours)
+
+
 def _nearest(distance: np.ndarray, nodes: np.ndarray, k: int) -> np.ndarray:
     """The k nearest others of some nodes, from their rows of distances."""
-    check.positive_int(k=k)
-    check.in_range(1, distance.shape[1] - 1, k=k)
+    _check_number(distance.shape[1], k=k)
     distance = distance.copy()
     distance[np.arange(len(nodes)), nodes] = np.inf
     # Only those at most as far as the k-th can be chosen; the first of equals are.

@@ -34,7 +34,7 @@ def coupled_inverse(
     """
     if is_known(Q, graph.weight, alpha):
         return _known_coupled_inverse(Q, graph, alpha, sign)
-    n, d = Q.shape[:2]
+    n = graph.num_nodes
     A = graph.dense().astype(Q.dtype)
     alpha = jnp.asarray(alpha, Q.dtype)
     L = jnp.diag(A.sum(1)) + sign * A
@@ -43,19 +43,10 @@ def coupled_inverse(
     along = V[graph.tail] + sign * V[graph.head]
     with jax.default_matmul_precision("highest"):
         K = (along * graph.weight.astype(Q.dtype)[:, None]).T @ along
-    own = jnp.diagonal(K)
-    live = own > (n * jnp.finfo(Q.dtype).eps) ** 2 * own.max()
-    K = jnp.where(live[:, None] & live[None], K, 0)
-    held = _held(Q, alpha * jnp.diagonal(L))
-    choices = jnp.stack([~held, jnp.ones(d, bool), jnp.zeros(d, bool)])
-    with jax.default_matmul_precision("highest"):
-        bases, whole = jax.vmap(
-            lambda choice: _in_basis(Q, alpha * L, alpha * K, V, choice)
-        )(choices)
-        found = pseudo_inverse(whole)
-        best = jnp.argmax(found.score)
-        matrix, singular, score = jax.tree.map(lambda x: x[best], found)
-        return Inverse(_out_of_basis(bases[best], matrix), singular, score)
+        own = jnp.diagonal(K)
+        live = own > (n * jnp.finfo(Q.dtype).eps) ** 2 * own.max()
+        K = jnp.where(live[:, None] & live[None], K, 0)
+        return _inverse(Q, alpha * L, alpha * K, V)
 
 
 def _known_coupled_inverse(
@@ -70,20 +61,19 @@ def _known_coupled_inverse(
     A = A + A.T
     label = csgraph.connected_components(A, directed=False)[1]
     matrix = np.zeros((n, d, n, d))
-    every, singular, score = np.arange(d), False, np.inf
+    every, singular = np.arange(d), False
     order = np.argsort(label, kind="stable")
     for nodes in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
         part = _component(losses[nodes], A[nodes][:, nodes].toarray(), sign, eps)
         block = part.matrix.reshape(len(nodes), d, len(nodes), d)
         matrix[np.ix_(nodes, every, nodes, every)] = block
         singular |= bool(part.singular)
-        score = min(score, float(part.score))
-    return Inverse(matrix.reshape(n * d, n * d), np.bool_(singular), score)
+    return Inverse(matrix.reshape(n * d, n * d), np.bool_(singular))
 
 
 def _component(Q: np.ndarray, A: np.ndarray, sign: int, eps: float) -> Inverse:
     """`coupled_inverse` of one component, whose weights have alpha in them."""
-    n, d = Q.shape[:2]
+    n = len(Q)
     if n == 1:
         return pseudo_inverse(Q[0], eps)
     if sign == -1 and not pseudo_inverse(Q.sum(0), eps).singular:
@@ -91,48 +81,27 @@ def _component(Q: np.ndarray, A: np.ndarray, sign: int, eps: float) -> Inverse:
     L = np.diag(A.sum(1)) + sign * A
     values, V = np.linalg.eigh(L)
     null = n * np.finfo(float).eps * values[-1]
-    K = np.diag(np.where(values > null, values, 0))
-    best = None
-    for choice in (~_held(Q, np.diagonal(L)), np.ones(d, bool), np.zeros(d, bool)):
-        basis, whole = _in_basis(Q, L, K, V, choice)
-        found = pseudo_inverse(whole, eps)
-        found = found._replace(matrix=_out_of_basis(basis, found.matrix))
-        if not found.singular:
-            return found
-        if best is None or found.score > best.score:
-            best = found
-    assert best is not None
-    return best
+    return _inverse(Q, L, np.diag(np.where(values > null, values, 0)), V, eps)
 
 
-def _held(Q: Any, coupling: Any) -> Any:
-    """Features ``[d]`` for which the losses are stiffer than the coupling."""
-    xp = numpy_of(Q)
-    return xp.diagonal(Q, axis1=1, axis2=2).mean(0) > coupling.mean()
+def _inverse(Q: Any, L: Any, K: Any, V: Any, eps: float | None = None) -> Inverse:
+    """Of blockdiag(Q_i) + L (x) I, where K is L in its eigenvectors V.
 
-
-def _in_basis(Q: Any, L: Any, K: Any, V: Any, spectral: Any) -> tuple[Any, Any]:
-    """The system in eigenvectors V for the `spectral` features, in nodes for others.
-
-    K is L in V. Returns the basis ``[n, d, n]`` and the matrix ``[d n, d n]``.
+    Features for which the losses are stiffer than the coupling stay in the nodes.
     """
     xp = numpy_of(Q)
     n, d = Q.shape[:2]
+    held = xp.diagonal(Q, axis1=1, axis2=2).mean(0) > xp.diagonal(L).mean()
     eye = xp.eye(n, dtype=Q.dtype)
-    basis = xp.where(spectral[None, :, None], V[:, None, :], eye[:, None, :])
-    coupling = xp.where(spectral[:, None, None], K[None], L[None])
+    basis = xp.where(held[None, :, None], eye[:, None, :], V[:, None, :])  # [n, d, n]
+    coupling = xp.where(held[:, None, None], L[None], K[None])
     half = xp.einsum("ifa,ifg->iafg", basis, Q)
     whole = xp.einsum("iafg,igb->fagb", half, basis, optimize=True)
     whole = whole + xp.einsum("fab,fg->fagb", coupling, xp.eye(d, dtype=Q.dtype))
-    return basis, whole.reshape(d * n, d * n)
-
-
-def _out_of_basis(basis: Any, inverse: Any) -> Any:
-    """Back to nodes, ``[n d, n d]`` with all features of a node together."""
-    xp = numpy_of(basis)
-    n, d = basis.shape[:2]
+    found = pseudo_inverse(whole.reshape(d * n, d * n), eps)
+    # Back to nodes, all features of a node together.
     half = xp.einsum(
-        "ifa,fagb->ifgb", basis, inverse.reshape(d, n, d, n), optimize=True
+        "ifa,fagb->ifgb", basis, found.matrix.reshape(d, n, d, n), optimize=True
     )
     whole = xp.einsum("ifgb,jgb->ifjg", half, basis, optimize=True)
-    return whole.reshape(n * d, n * d)
+    return Inverse(whole.reshape(n * d, n * d), found.singular)

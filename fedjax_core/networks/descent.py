@@ -117,7 +117,7 @@ def backtracking_step(
     a share of what the linear model of f predicts, else retries with a smaller rate.
     The accepted rate is where the next step begins. Where no try is accepted, w and the
     rate stay, so f never increases. The text leaves the constants open; these are the
-    usual ones.
+    usual ones. Jung, Section 4.2.
 
     Args:
       value: ``(w) -> []``.
@@ -131,9 +131,6 @@ def backtracking_step(
 
     Raises:
       ValueError: a constant out of range.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Section 4.2.
     """
     for name, constant in (("c1", c1), ("shrink", shrink)):
         if not 0 < constant < 1:

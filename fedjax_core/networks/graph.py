@@ -23,8 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from numpy.typing import ArrayLike
+from scipy import sparse
 
 from fedjax_core import check
+from fedjax_core.arrays import along_rows, by_row
 from fedjax_core.types import PyTree
 
 # How many neighbours one row of a table holds. Sums over neighbours gather slot by slot
@@ -48,12 +50,12 @@ class _Table:
     Attributes:
       node: ``[R]`` int32, whose neighbours the row holds.
       source: ``[K, R]`` int32, the neighbours.
-      edge: ``[K, R]`` int32, the edges to them; E in an empty slot.
+      at: ``[K, R]`` int32, the directed edges from them; 2E in an empty slot.
     """
 
     node: jax.Array
     source: jax.Array
-    edge: jax.Array
+    at: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -175,7 +177,7 @@ class Graph:
         source, target, edge = source[order], target[order], edge[order]
         count = np.bincount(target, minlength=num_nodes)
         start = np.r_[0, np.cumsum(count)]
-        tables, row, more = _tables(source, edge, start)
+        tables, row, more = _tables(source, start)
 
         def ints(x):
             return jnp.asarray(x, jnp.int32)
@@ -208,25 +210,36 @@ class Graph:
         _require_real("adjacency", a.dtype)
         if a.ndim != 2 or a.shape[0] != a.shape[1]:
             raise ValueError(f"adjacency must be square, got shape {a.shape}.")
-        if not np.isfinite(a).all():
-            i, j = np.argwhere(~np.isfinite(a))[0]
-            raise ValueError(
-                f"adjacency must be finite, got {a[i, j]} from {i} to {j}."
+        floats = jnp.issubdtype(a.dtype, jnp.floating)
+        # SciPy has no halves.
+        entries = sparse.csr_array(a.astype(np.float64) if floats else a)
+        return cls.from_entries("adjacency", entries, a.dtype if floats else float)
+
+    @classmethod
+    def from_entries(cls, name: str, matrix: Any, dtype: Any) -> "Graph":
+        """`from_dense` for a square `csr_array` that errors call `name`."""
+        _require_real(name, matrix.dtype)
+        i, j = matrix.nonzero()
+        for rule, wrong in (
+            ("be finite", ~np.isfinite(matrix.data)),
+            ("have a zero diagonal", i == j),
+        ):
+            _refuse_first(
+                wrong,
+                lambda e, rule=rule: (
+                    f"{name} must {rule}, got {matrix.data[e]} from {i[e]} to {j[e]}."
+                ),
             )
-        if not np.array_equal(a, a.T):
-            i, j = np.argwhere(~(a == a.T))[0]
+        skew = (matrix != matrix.T).nonzero()
+        if len(skew[0]):
+            at, back = (skew[0][0], skew[1][0]), (skew[1][0], skew[0][0])
             raise ValueError(
-                f"adjacency must be symmetric, got {a[i, j]} from {i} to {j} and "
-                f"{a[j, i]} back."
+                f"{name} must be symmetric, got {matrix[at]} from {at[0]} to {at[1]} "
+                f"and {matrix[back]} back."
             )
-        if np.diagonal(a).any():
-            i = np.flatnonzero(np.diagonal(a))[0]
-            raise ValueError(
-                f"adjacency must have a zero diagonal, got {a[i, i]} for node {i}."
-            )
-        edges = np.argwhere(np.triu(a) != 0)
-        dtype = a.dtype if jnp.issubdtype(a.dtype, jnp.floating) else float
-        return cls.from_edges(edges, a[tuple(edges.T)], len(a), dtype)
+        upper: Any = sparse.triu(matrix, format="coo")
+        edges = np.stack([upper.row, upper.col], 1)
+        return cls.from_edges(edges, upper.data, matrix.shape[0], dtype)
 
     @property
     def num_edges(self) -> int:
@@ -299,10 +312,13 @@ def edge_scatter(graph: Graph, U: PyTree) -> PyTree:
     def scatter(u):
         if not graph.num_edges:
             return jnp.zeros((graph.num_nodes, *u.shape[1:]), u.dtype)
+        edges = jnp.append(graph.edge, graph.num_edges)
 
         def slot(table, k):
             sign = jnp.sign(table.node - table.source[k])
-            return _rows(sign, u) * u.at[table.edge[k]].get(mode="fill", fill_value=0)
+            edge = edges.at[table.at[k]].get(mode="promise_in_bounds")
+            along = u.at[edge].get(mode="fill", fill_value=0)
+            return along_rows(sign.astype(u.dtype), u) * along
 
         return _sum_slots(graph, slot)
 
@@ -328,7 +344,7 @@ def neighbour_sum(graph: Graph, W: PyTree) -> PyTree:
         _require_inexact(w)
 
         def slot(table, k, weight):
-            return _rows(weight[k], w) * _take(w, table.source[k])
+            return along_rows(weight[k], w).astype(w.dtype) * _take(w, table.source[k])
 
         return _sum_slots(graph, slot, weights)
 
@@ -354,11 +370,44 @@ def laplacian(graph: Graph, W: PyTree) -> PyTree:
 
         def slot(table, k, weight):
             difference = _take(w, table.node) - _take(w, table.source[k])
-            return _rows(weight[k], w) * difference
+            return along_rows(weight[k], w).astype(w.dtype) * difference
 
         return _sum_slots(graph, slot, weights)
 
     return jax.tree.map(add_up, W)
+
+
+def message_sum(graph: Graph, messages: PyTree) -> PyTree:
+    """The sum of A_ij m over the messages of every node, ``[2E, ...]`` to ``[n, ...]``.
+
+    Adds in the order of `neighbour_sum`, so that copies of what all nodes sent give the
+    same up to rounding; the compiler may fuse the two in different ways. A message that
+    is not finite does not pass an edge of weight 0.
+    """
+    weights = _slot_weights(graph)
+
+    def add_up(m):
+        if not graph.num_edges:
+            return jnp.zeros((graph.num_nodes, *m.shape[1:]), m.dtype)
+        finite = jax.lax.cond(  # a look at every message takes as long as the sum
+            (graph.weight > 0).all(),
+            lambda: jnp.ones(len(m), bool),
+            lambda: jnp.isfinite(m).all(tuple(range(1, m.ndim))),
+        )
+
+        def place(table, weight):
+            # Skipped by its place, as a mask of what is added would round otherwise.
+            passes = finite.at[table.at].get(mode="fill", fill_value=True)
+            at = jnp.where((weight > 0) | passes, table.at, len(graph.edge))
+            return jax.lax.optimization_barrier(at)
+
+        def slot(table, k, weight, at):
+            x = m.at[at[k]].get(mode="fill", fill_value=0)
+            return by_row(weight[k], x) * x
+
+        return _sum_slots(graph, slot, weights, map(place, graph.tables, weights))
+
+    return jax.tree.map(add_up, jax.tree.map(jnp.asarray, messages))
 
 
 def over_features(
@@ -427,7 +476,7 @@ def messages(graph: Graph, W: PyTree) -> tuple[PyTree, jax.Array]:
     return jax.tree.map(lambda w: w[source], W), weight
 
 
-def check_rows(graph: Graph, W: PyTree) -> None:
+def check_rows(graph: Graph, W: PyTree, name: str = "W") -> None:
     """Raises ValueError unless every leaf of W has one row per node.
 
     Gathers and broadcasts would take any other number without a word.
@@ -435,7 +484,7 @@ def check_rows(graph: Graph, W: PyTree) -> None:
     for leaf in jax.tree.leaves(W):
         if np.shape(leaf)[:1] != (graph.num_nodes,):
             raise ValueError(
-                f"W must have one row per node, {graph.num_nodes}, got shape "
+                f"{name} must have one row per node, {graph.num_nodes}, got shape "
                 f"{np.shape(leaf)}."
             )
 
@@ -445,11 +494,11 @@ def unless_cut(weight: jax.Array, x: jax.Array) -> jax.Array:
 
     All else stays as it is, so that slopes in weights that are 0 are right.
     """
-    return jnp.where((_rows(weight, x) > 0) | jnp.isfinite(x), x, 0)
+    return jnp.where((along_rows(weight, x) > 0) | jnp.isfinite(x), x, 0)
 
 
 def _tables(
-    source: np.ndarray, edge: np.ndarray, start: np.ndarray
+    source: np.ndarray, start: np.ndarray
 ) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray]:
     """Deals every node's directed edges out to rows, see `Graph`."""
     count = np.diff(start)
@@ -475,19 +524,17 @@ def _tables(
         full = np.arange(k)[:, None] < length[of]
         slot = np.where(full, begin[of] + np.arange(k)[:, None], len(source))
         neighbour = np.where(full, np.append(source, 0)[slot], node[of])
-        link = np.where(full, np.append(edge, 0)[slot], len(source) // 2)
-        tables.append((node[of], neighbour, link))
+        tables.append((node[of], neighbour, slot))
     further = np.flatnonzero(np.arange(len(node)) != first_row[node])
     return tables, place[first_row], np.stack([place[further], node[further]])
 
 
 def _slot_weights(graph: Graph) -> list[jax.Array]:
     """The weights as the tables hold them, ``[K, R]`` each, 0 in empty slots."""
-    weight = _zero_last(graph.weight)
+    weight = _zero_last(graph.weight[graph.edge])
     # Kept apart from the sum over slots, where every feature would look them up again.
     return [
-        jax.lax.optimization_barrier(_take(weight, table.edge))
-        for table in graph.tables
+        jax.lax.optimization_barrier(_take(weight, table.at)) for table in graph.tables
     ]
 
 
@@ -517,11 +564,6 @@ def _zero_last(x: jax.Array) -> jax.Array:
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
     return x.at[index].get(mode="promise_in_bounds")
-
-
-def _rows(by_row: jax.Array, like: jax.Array) -> jax.Array:
-    """One number per row, shaped to multiply `like`."""
-    return by_row.reshape(by_row.shape + (1,) * (like.ndim - 1)).astype(like.dtype)
 
 
 def _require_inexact(w: jax.Array) -> None:

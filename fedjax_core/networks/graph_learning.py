@@ -18,6 +18,8 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
+from scipy import sparse
+from scipy.optimize import linprog
 
 from fedjax_core import check
 from fedjax_core.networks.builders import check_distance
@@ -31,12 +33,10 @@ def representation_distance(Z: PyTree) -> jax.Array:
 
     The vectors may be estimates of parameters (for nodes with one number each, the
     number), `label_shares`, `gradient_representation` or `mean_code`.
+    Jung, Section 7.2.
 
     Args:
       Z: leaves ``[n, ...]``.
-
-    References:
-      Jung, Section 7.2.
     """
     leaves = [z.reshape(z.shape[0], -1) for z in map(jnp.asarray, jax.tree.leaves(Z))]
     rows = jnp.concatenate(leaves, 1)
@@ -90,12 +90,10 @@ def label_overlap(counts: ArrayLike) -> jax.Array:
 
     Of all data points of both nodes, those whose label occurs at either; 0 where
     neither has data. ``1 - label_overlap(counts)`` is a dissimilarity.
+    Jung, Section 7.2, second example.
 
     Args:
       counts: ``[n, C]`` of `label_counts`; what occurs is a node's label space.
-
-    References:
-      Jung, Section 7.2, second example.
     """
     counts = jnp.asarray(counts).astype(float)
     common = counts @ (counts > 0).astype(counts.dtype).T
@@ -106,15 +104,12 @@ def label_overlap(counts: ArrayLike) -> jax.Array:
 def gradient_representation(losses: Losses, v: PyTree, num_nodes: int) -> PyTree:
     """The gradients of all local losses at the same parameters, leaves ``[n, ...]``.
 
-    For average squared errors 2 Q_i v + q_i.
+    For average squared errors 2 Q_i v + q_i. Jung, (157).
 
     Args:
       losses: of n nodes.
       v: parameters of one model, leaves ``[...]``.
       num_nodes: n.
-
-    References:
-      Jung, (157).
     """
     at_v = jax.tree.map(
         lambda x: jnp.broadcast_to(x, (num_nodes, *jnp.shape(x))),
@@ -128,14 +123,13 @@ def mean_code(
 ) -> jax.Array:
     """The mean code of every node's data, ``[n, k]``.
 
+    Jung, Section 7.2, "Feature learning".
+
     Args:
       encode: ``[m, ...] -> [m, k]``, the encoder of an autoencoder, such as
         `linear_encoder`.
       X: leaves ``[n, m, ...]``.
       mask: bool ``[n, m]``, the data points that exist. A node without any has code 0.
-
-    References:
-      Jung, Section 7.2, "Feature learning".
     """
     codes = jax.vmap(encode)(X)
     if mask is None:
@@ -189,97 +183,53 @@ class LearnedWeights(NamedTuple):
     residual: jax.Array
 
 
-def degree_constrained(
-    distance: ArrayLike,
-    degree: float,
-    *,
-    steps: int = 50,
-    projection_steps: int = 20_000,
-    step_size: float | None = None,
-) -> LearnedWeights:
+def degree_constrained(distance: ArrayLike, degree: float) -> LearnedWeights:
     """Least total dissimilarity with weighted degree `degree` at every node.
 
-    Projected gradient descent on a linear program: A <- P(A - eta d). P onto symmetric
-    weights in [0, 1] of these degrees is found by Dykstra's method. A solution may
-    have fractional weights: two far triangles at degree 1 get 1/2 on all their edges.
+    A linear program in the weights in [0, 1] of all pairs, solved by HiGHS at a vertex
+    (Jung, (158) to (160), projects gradient steps instead). It may have fractional
+    weights: two far triangles at degree 1 get 1/2 on all their edges.
 
     Args:
       distance: ``[n, n]``, symmetric and >= 0; the diagonal is not looked at.
       degree: in [0, n - 1].
-      steps: of the descent.
-      projection_steps: of Dykstra's method at most; it ends once the degrees are right
-        to precision.
-      step_size: eta > 0; by default 10 over the median by which distances to near
-        nodes differ from what is usual for the two, and a tenth of it, up to 8 times,
-        while the degrees come out wrong. Any leads to a solution; longer steps need
-        fewer of them but more of their projections. With one of your own look at the
-        residual.
 
     Raises:
-      ValueError: a distance that is negative, not finite or not symmetric, another
-        argument out of range, or degrees that no default step gets right.
-
-    References:
-      Jung, (158) to (160); Boyle and Dykstra 1986 for the projection.
+      ValueError: a distance that is negative, not finite or not symmetric, or a degree
+        out of range.
     """
     d = check_distance(distance)
     n = len(d)
     check.in_range(0, n - 1, degree=degree)
-    check.positive_int(steps=steps, projection_steps=projection_steps)
-    off = ~np.eye(n, dtype=bool)
-    d = np.where(off, d, 0)
-    shifted, typical = d, 0.0
-    if n > 2:
+    i, j = np.triu_indices(n, 1)
+    weights, off = np.zeros((n, n)), np.where(np.eye(n, dtype=bool), np.inf, d)
+    if n > 1:
         # All degrees are given, so what all distances of a node have in common costs
-        # every network the same and would only hide their differences. Those that
-        # decide are around the last neighbour that the degree has room for.
-        k = max(1, int(np.ceil(degree)))
-        order = np.argsort(np.where(off, d, np.inf), 1)
-        last = d[np.arange(n), order[:, k - 1]]
-        own = last - np.median(last) / 2
-        shifted = np.where(off, d - own[:, None] - own, 0)
-        near = np.take_along_axis(shifted, order[:, : min(2 * k, n - 1)], 1)
-        typical = float(np.median(np.abs(near)))
-    default = step_size is None
-    eta = 10 / (typical or float(np.abs(shifted).max()) or 1) if default else step_size
-    check.positive(step_size=eta)
-
-    def learn(eta):
-        return _descend(jnp.asarray(shifted), degree, eta, steps, projection_steps)
-
-    A, residual = learn(eta)
-    small = max(1e-4, 4 * n * float(jnp.finfo(A.dtype).eps))
-    for k in range(8 if default else 0):
-        if residual <= small:
-            break
-        A, residual = learn(eta / 10 ** (k + 1))
-    if default and not residual <= small:
-        raise ValueError(
-            f"projection_steps must be enough for the degrees, got {projection_steps}, "
-            f"which left them {float(residual):.3g} off."
+        # every network the same and would only hide their differences, to which the
+        # solver's tolerance must be small.
+        own = off.min(1) / 2
+        cost = off - own[:, None] - own
+        near = np.sort(cost, 1)[:, : min(2 * max(1, int(np.ceil(degree))), n - 1)]
+        unit = np.median(near) or near.max() or 1
+        pair = np.arange(len(i))
+        ends = (np.r_[i, j], np.r_[pair, pair])
+        found = linprog(
+            cost[i, j] / unit,
+            A_eq=sparse.csr_array((np.ones(2 * len(i)), ends)),
+            b_eq=np.full(n, degree),
+            bounds=(0, 1),
+            method="highs-ds",
         )
-    return LearnedWeights(A, (A * jnp.asarray(d)).sum() / 2, residual)
-
-
-def project_degrees(Z: jax.Array, degree: ArrayLike) -> jax.Array:
-    """The symmetric matrix of zero diagonal and row sums `degree` nearest to Z.
-
-    Args:
-      Z: ``[n, n]``, symmetric.
-      degree: of every node.
-    """
-    n = Z.shape[0]
-    off = 1 - jnp.eye(n, dtype=Z.dtype)
-    if n <= 2:
-        return jnp.asarray(degree) * off
-    s = (Z * off).sum(1)
-    S = (s.sum() - n * degree) / (2 * n - 2)
-    nu = (s - degree - S) / (n - 2)
-    return (Z - (nu[:, None] + nu[None])) * off
+        if found.status != 0:
+            raise RuntimeError(f"the linear program failed: {found.message}")
+        weights[i, j] = weights[j, i] = found.x
+    A = jnp.asarray(weights)
+    objective = jnp.asarray((weights[i, j] * d[i, j]).sum())
+    return LearnedWeights(A, objective, jnp.abs(A.sum(1) - degree).max())
 
 
 def edge_budget(distance: ArrayLike, num_edges: float) -> Graph:
-    """Least total dissimilarity with a total weight, each edge at most 1.
+    """Least total dissimilarity with a total weight, each edge at most 1 (Jung, (161)).
 
     In closed form, the most similar pairs. The book's sum over ordered pairs counts
     every edge twice, so its E_max is twice `num_edges`, and it calls an upper bound
@@ -293,9 +243,6 @@ def edge_budget(distance: ArrayLike, num_edges: float) -> Graph:
     Raises:
       ValueError: a distance that is negative, not finite or not symmetric, or a
         num_edges out of range.
-
-    References:
-      Jung, (161).
     """
     d = check_distance(distance)
     i, j = np.triu_indices(len(d), 1)
@@ -305,32 +252,3 @@ def edge_budget(distance: ArrayLike, num_edges: float) -> Graph:
     weight = np.ones(len(nearest))
     weight[whole:] = num_edges - whole
     return Graph.from_edges(np.stack([i, j], 1)[nearest], weight, len(d))
-
-
-@jax.jit
-def _descend(d, degree, step_size, steps, projection_steps):
-    n = d.shape[0]
-    enough = 4 * n * jnp.finfo(d.dtype).eps
-
-    def residual(A):
-        return jnp.abs(A.sum(1) - degree).max()
-
-    def project(Z):
-        # The set of right degrees is affine, so only the box needs a correction.
-        def more(carry):
-            A, _, t = carry
-            return (residual(A) > enough) & (t < projection_steps)
-
-        def step(carry):
-            A, correction, t = carry
-            A = project_degrees(A, degree) + correction
-            inside = jnp.clip(A, 0, 1)
-            return inside, A - inside, t + 1
-
-        inside = jnp.clip(Z, 0, 1)
-        return lax.while_loop(more, step, (inside, Z - inside, 0))[0]
-
-    A = jnp.zeros_like(d)
-    A = lax.fori_loop(0, steps, lambda _, A: project(A - step_size * d), A)
-    A = (A + A.T) / 2  # equal up to rounding so far
-    return A, residual(A)

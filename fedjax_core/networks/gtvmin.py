@@ -27,7 +27,7 @@ from fedjax_core.arrays import as_float, is_known
 from fedjax_core.linalg import least_norm_solve, pseudo_inverse
 from fedjax_core.networks.coupling import coupled_inverse
 from fedjax_core.networks.graph import Graph, check_rows, degree, edge_diff, laplacian
-from fedjax_core.networks.oracles import Losses, check_quadratic
+from fedjax_core.networks.oracles import Losses, check_quadratic, quadratic_shapes
 from fedjax_core.networks.spectrum import components, laplacian_matrix
 from fedjax_core.networks.variation import Penalty, gtv, squared
 from fedjax_core.types import PyTree
@@ -40,7 +40,7 @@ def objective(
     alpha: ArrayLike,
     penalty: Penalty | None = None,
 ) -> jax.Array:
-    """The objective of GTVMin at W; a scalar.
+    """The objective of GTVMin at W; a scalar (Jung, (48) and (49)).
 
     Args:
       losses: of the nodes.
@@ -51,9 +51,6 @@ def objective(
 
     Raises:
       ValueError: alpha < 0 or NaN.
-
-    References:
-      Jung, (48) and (49).
     """
     check.non_negative(alpha=alpha)
     return losses.value(W).sum() + alpha * gtv(graph, W, penalty)
@@ -64,6 +61,8 @@ def discrepancy_objective(
 ) -> jax.Array:
     """Non-parametric GTVMin, for models that only share predictions; a scalar.
 
+    Jung, (66).
+
     Args:
       local: ``[n]``, the local losses of the hypotheses.
       graph: with edges in the order of `discrepancy`.
@@ -73,9 +72,6 @@ def discrepancy_objective(
 
     Raises:
       ValueError: alpha < 0 or NaN.
-
-    References:
-      Jung, (66).
     """
     check.non_negative(alpha=alpha)
     return local.sum() + alpha * (graph.weight * discrepancy).sum()
@@ -91,10 +87,7 @@ def node_objectives(
     """What every node minimises over its own row, the others given; ``[n]``.
 
     f_i(w_i) + alpha sum_j A_ij phi(w_i - w_j): regularised empirical risk, coupled to
-    the neighbours. In its own row the gradient is that of `objective`.
-
-    References:
-      Jung, (25).
+    the neighbours. In its own row the gradient is that of `objective`. Jung, (25).
     """
     check.non_negative(alpha=alpha)
     terms = graph.weight * (penalty or squared())(edge_diff(graph, W))
@@ -122,11 +115,10 @@ def system(
 ) -> tuple[jax.Array, jax.Array]:
     """The matrix Q ``[n d, n d]`` and the vector q ``[n d]``, for small networks.
 
+    Jung, (53).
+
     Raises:
       ValueError: shapes other than ``[n, d, d]`` and ``[n, d]``, or alpha < 0.
-
-    References:
-      Jung, (53).
     """
     Q, q = _checked(graph, Q, q, alpha)
     n, d = q.shape
@@ -150,7 +142,7 @@ def closed_form(
     For n d up to some thousands; `conjugate_gradients` needs no matrix. Known arguments
     are solved in float64. Traced ones, as in a sweep over alpha, keep their precision:
     in float32, nodes without losses behind an edge a million times weaker than others
-    may be taken for cut off.
+    may be taken for cut off. Jung, Section 3.3.1.
 
     Args:
       graph: the network.
@@ -161,9 +153,6 @@ def closed_form(
 
     Raises:
       ValueError: wrong shapes, alpha < 0, or several minimisers where that is refused.
-
-    References:
-      Jung, Section 3.3.1.
     """
     Q, q = _checked(graph, Q, q, alpha)
     if require_unique and not is_unique(graph, Q, alpha):
@@ -278,7 +267,7 @@ def consensus_limit(graph: Graph, Q: ArrayLike, q: ArrayLike) -> jax.Array:
 
 
 def locally_weighted(Q: ArrayLike, q: ArrayLike, weight: ArrayLike) -> jax.Array:
-    """One model for weighted losses, argmin sum_i r_i f_i(w); ``[d]``.
+    """One model for weighted losses, argmin sum_i r_i f_i(w); ``[d]`` (Jung, (73)).
 
     Weights 1 on a cluster and 0 elsewhere give the cluster's pooled model.
 
@@ -289,9 +278,6 @@ def locally_weighted(Q: ArrayLike, q: ArrayLike, weight: ArrayLike) -> jax.Array
 
     Raises:
       ValueError: another number of weights, or a negative one.
-
-    References:
-      Jung, (73).
     """
     Q, q, weight = as_float(Q), as_float(q), as_float(weight)
     if weight.shape != q.shape[:1]:
@@ -319,6 +305,8 @@ def default_rate(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
 def smoothness(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
     """lam_max + 2 alpha d_max, an upper bound on the eigenvalues of GTVMin; ``[]``.
 
+    Jung, Prop. 5.1.
+
     Args:
       graph: the network; d_max is its largest weighted degree.
       Q: ``[n, d, d]``, of the losses w'Q_i w + q_i'w; lam_max is the largest
@@ -327,9 +315,6 @@ def smoothness(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
 
     Raises:
       ValueError: alpha < 0 or NaN, or Q of other nodes or not semi-definite.
-
-    References:
-      Jung, Prop. 5.1.
     """
     check.non_negative(alpha=alpha)
     Q = as_float(Q)
@@ -342,12 +327,6 @@ def _checked(
     graph: Graph, Q: ArrayLike, q: ArrayLike, alpha: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
     check.non_negative(alpha=alpha)
-    Q, q = as_float(Q), as_float(q)
-    n = graph.num_nodes
-    if q.ndim != 2 or q.shape[0] != n or Q.shape != (*q.shape, q.shape[1]):
-        raise ValueError(
-            f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
-            f"{q.shape}."
-        )
+    Q, q = quadratic_shapes(Q, q, graph.num_nodes)
     check_quadratic(Q)
     return Q, q

@@ -10,17 +10,6 @@ from fedjax_core.arrays import flat_rows
 from fedjax_core.networks.variation import lp
 
 
-def dual_exponent(p: float) -> float:
-    """The q of the dual norm, 1 / p + 1 / q = 1.
-
-    Raises:
-      ValueError: p < 1 or NaN.
-    """
-    if not p >= 1:
-        raise ValueError(f"p must be >= 1, got {p!r}.")
-    return math.inf if p == 1 else 1.0 if math.isinf(p) else p / (p - 1)
-
-
 def project(U: ArrayLike, radius: ArrayLike, p: float) -> jax.Array:
     """For every row of U ``[E, ...]`` the nearest point with ||u_e||_p <= radius_e.
 

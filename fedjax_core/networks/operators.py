@@ -19,8 +19,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjax_core.arrays import by_row
-from fedjax_core.networks.graph import Graph, check_rows, degree, neighbour_sum
+from fedjax_core.arrays import by_row, keep_rows
+from fedjax_core.networks.graph import (
+    Graph,
+    check_rows,
+    degree,
+    message_sum,
+    neighbour_sum,
+)
 from fedjax_core.networks.graph import messages as neighbour_messages
 from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.projections import consensus
@@ -34,13 +40,6 @@ Channel = Callable[[PyTree, Round, Key | None], PyTree]
 def _parameters(W: PyTree, t: Round, key: Key | None) -> PyTree:
     del t, key
     return W
-
-
-def keep_rows(active: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """The new rows of active nodes and the old ones of all others, bit by bit."""
-    return jax.tree.map(
-        lambda a, b: jnp.where(active.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old
-    )
 
 
 class Operator(NamedTuple):
@@ -154,58 +153,6 @@ def copies(graph: Graph, M: PyTree) -> PyTree:
     """
     check_rows(graph, M)
     return jax.tree.map(lambda m: jnp.asarray(m)[graph.source], M)
-
-
-def message_sum(graph: Graph, messages: PyTree) -> PyTree:
-    """The sum of A_ij m over the messages of every node, ``[2E, ...]`` to ``[n, ...]``.
-
-    Adds in the order of `graph.neighbour_sum`, so that copies of what all nodes sent
-    give the same up to rounding; the compiler may fuse the two in different ways. A
-    message that is not finite does not pass an edge of weight 0.
-    """
-    messages = jax.tree.map(jnp.asarray, messages)
-    if not graph.num_edges:
-        return jax.tree.map(
-            lambda m: jnp.zeros((graph.num_nodes, *m.shape[1:]), m.dtype), messages
-        )
-    # Where the message into the tail of every edge stands, and the one into its head.
-    into_head = (graph.target == graph.head[graph.edge]).astype(jnp.int32)
-    place = jnp.zeros((graph.num_edges, 2), jnp.int32)
-    place = place.at[graph.edge, into_head].set(
-        jnp.arange(len(graph.edge), dtype=jnp.int32)
-    )
-    slots = []
-    for table in graph.tables:
-        edge = jnp.minimum(table.edge, graph.num_edges - 1)
-        empty = table.edge == graph.num_edges
-        side = (table.node[None] == graph.head[edge]).astype(jnp.int32)
-        weight = jnp.where(empty, 0, graph.weight[edge])
-        at = jnp.where(empty, len(graph.edge), place[edge, side])
-        slots.append(jax.lax.optimization_barrier((weight, at)))
-
-    def pull(m, weight, at):
-        x = m.at[at].get(mode="fill", fill_value=0)
-        return by_row(weight, x) * x
-
-    def add_up(m):
-        finite = jax.lax.cond(  # a look at every message takes as long as the sum
-            (graph.weight > 0).all(),
-            lambda: jnp.ones(len(m), bool),
-            lambda: jnp.isfinite(m).all(tuple(range(1, m.ndim))),
-        )
-        rows = []
-        for weight, at in slots:
-            # Skipped by its place, as a mask of what is added would round otherwise.
-            passes = (weight > 0) | finite.at[at].get(mode="fill", fill_value=True)
-            at = jax.lax.optimization_barrier(jnp.where(passes, at, len(graph.edge)))
-            total = pull(m, weight[0], at[0])
-            for w, a in zip(weight[1:], at[1:], strict=True):
-                total += pull(m, w, a)
-            rows.append(total)
-        rows = jnp.concatenate(rows)
-        return rows[graph.row].at[graph.more[1]].add(rows[graph.more[0]])
-
-    return jax.tree.map(add_up, messages)
 
 
 def aggregate_by(

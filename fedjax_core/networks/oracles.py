@@ -191,13 +191,10 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
 
 
 def squared_distance(a: ArrayLike) -> Losses:
-    """Losses ||w_i - a_i||^2 for W and a of one shape ``[n, ...]``.
+    """Losses ||w_i - a_i||^2 for W and a of one shape ``[n, ...]`` (Jung, (67)).
 
     Raises:
       ValueError: when prox is called, rho <= 0.
-
-    References:
-      Jung, (67).
     """
     a = as_float(a)
 

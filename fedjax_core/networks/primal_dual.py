@@ -34,9 +34,9 @@ from fedjax_core.networks.duality import (
 )
 from fedjax_core.networks.graph import Graph, edge_diff, edge_scatter, num_neighbours
 from fedjax_core.networks.iterate import iterate_until
-from fedjax_core.networks.norm_ball import dual_exponent, project
+from fedjax_core.networks.norm_ball import project
 from fedjax_core.networks.oracles import Losses
-from fedjax_core.networks.variation import lp
+from fedjax_core.networks.variation import dual_exponent, lp
 
 
 class Result(NamedTuple):
@@ -178,8 +178,9 @@ def convex_clustering(
 ) -> Result:
     """Convex clustering of the points a ``[n, ...]``: losses ||w - a_i||^2.
 
-    Points whose rows of W are equal form a cluster. Two points on a line with weight A
-    merge exactly at alpha = |a_2 - a_1| / A.
+    Points joined by edges whose rows of W are equal, up to what `tol` leaves, form a
+    cluster, see `clustered.n_clusters`. Two points on a line with weight A
+    merge exactly at alpha = |a_2 - a_1| / A. Jung, (67).
 
     Args:
       graph: which pairs attract each other, and how much.
@@ -187,9 +188,6 @@ def convex_clustering(
       alpha: >= 0.
       p: of the norm, >= 1.
       **options: of `solve`.
-
-    References:
-      Jung, (67).
     """
     a = arrays.as_float(a)
     options.setdefault("conjugate", squared_distance_conjugate(a))

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float, by_row
+from fedjax_core.arrays import as_float, by_row, wide
 from fedjax_core.networks.graph import unless_cut
 from fedjax_core.types import PyTree
 
@@ -36,7 +36,14 @@ def consensus(W: PyTree, weight: ArrayLike | None = None) -> PyTree:
         return jax.tree.map(
             lambda w: jnp.broadcast_to(w.mean(0, keepdims=True), w.shape), W
         )
-    weight = _weights(W, weight)
+    n = jax.tree.leaves(W)[0].shape[0]
+    if np.shape(weight) != (n,):
+        raise ValueError(
+            f"weight must have one entry per node, shape ({n},), got shape "
+            f"{np.shape(weight)}."
+        )
+    check.each_non_negative("node", weight=weight)
+    weight = jnp.asarray(weight)
 
     def project(w):
         by_node = by_row(weight, w)
@@ -51,38 +58,6 @@ def consensus(W: PyTree, weight: ArrayLike | None = None) -> PyTree:
 def deviation(W: PyTree) -> PyTree:
     """W - P_S W, what is left of every row without the mean row (Jung, (45))."""
     return jax.tree.map(lambda w: w - w.mean(0, keepdims=True), W)
-
-
-def cluster_mean(
-    W: PyTree, cluster: ArrayLike, num_clusters: int, weight: ArrayLike | None = None
-) -> PyTree:
-    """Replaces every row by the mean row of its cluster.
-
-    Args:
-      W: leaves ``[n, ...]``.
-      cluster: ``[n]`` ints in 0..num_clusters-1.
-      num_clusters: C.
-      weight: ``[n]`` >= 0, uniform by default. A row of weight 0 may hold NaN. A
-        cluster of weight 0 keeps its rows.
-
-    Raises:
-      ValueError: a cluster that is not in 0..num_clusters-1, a negative or non-finite
-        weight, or an array of another length.
-    """
-    n = jax.tree.leaves(W)[0].shape[0]
-    check_clusters(cluster, n, num_clusters)
-    cluster = jnp.asarray(cluster)
-    weight = _weights(W, jnp.ones(n) if weight is None else weight)
-
-    def project(w):
-        by_node = by_row(weight, w)
-        total = jax.ops.segment_sum(by_node, cluster, num_clusters)
-        rows = by_node * unless_cut(weight, w)
-        mean = jax.ops.segment_sum(rows, cluster, num_clusters)
-        mean = mean / jnp.where(total > 0, total, 1)
-        return jnp.where(total[cluster] > 0, mean[cluster], w)
-
-    return jax.tree.map(project, W)
 
 
 def check_clusters(cluster: ArrayLike, n: int, num_clusters: int) -> None:
@@ -111,17 +86,6 @@ def check_clusters(cluster: ArrayLike, n: int, num_clusters: int) -> None:
         )
 
 
-def _weights(W: PyTree, weight: ArrayLike) -> jax.Array:
-    n = jax.tree.leaves(W)[0].shape[0]
-    if np.shape(weight) != (n,):
-        raise ValueError(
-            f"weight must have one entry per node, shape ({n},), got shape "
-            f"{np.shape(weight)}."
-        )
-    check.each_non_negative("node", weight=weight)
-    return jnp.asarray(weight)
-
-
 def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
     """The nearest point of a Euclidean ball over all leaves together.
 
@@ -137,9 +101,9 @@ def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
     """
     check.non_negative(radius=radius)
     w = jax.tree.map(as_float, w)
-    u = jax.tree.map(_wide, w)
+    u = jax.tree.map(wide, w)
     if centre is not None:
-        u = jax.tree.map(lambda x, c: x - _wide(as_float(c)), u, centre)
+        u = jax.tree.map(lambda x, c: x - wide(as_float(c)), u, centre)
     # Relative to the largest entry no square overflows.
     leaves = jax.tree.leaves(u)
     most = jnp.stack([jnp.abs(x).max(initial=0) for x in leaves]).max()
@@ -155,10 +119,6 @@ def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
         return jnp.where(outside, moved.astype(x.dtype), x)
 
     return jax.tree.map(shorten, w, u, *(() if centre is None else (centre,)))
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def box(w: PyTree, low: ArrayLike, high: ArrayLike) -> PyTree:

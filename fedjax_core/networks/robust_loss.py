@@ -15,13 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from scipy.optimize import linprog
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float, as_mask, check_finite
-from fedjax_core.networks.oracles import Losses, per_node
+from fedjax_core.networks.oracles import Losses, node_rows, per_node
 
 
 class Deviations(NamedTuple):
@@ -43,7 +41,7 @@ def least_absolute_deviations(X: ArrayLike, y: ArrayLike) -> Deviations:
 
     The fit passes through d of the points (where X has rank d), and moving another
     point's label changes nothing as long as it stays on its side. A squared loss has
-    every label move the fit.
+    every label move the fit. Jung, Exercise 10.4.
 
     Args:
       X: ``[m, d]``.
@@ -51,9 +49,6 @@ def least_absolute_deviations(X: ArrayLike, y: ArrayLike) -> Deviations:
 
     Raises:
       ValueError: other shapes, no rows, or values that are not finite.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", Exercise 10.4.
     """
     X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
     if X.ndim != 2 or y.shape != X.shape[:1] or not len(y):
@@ -287,21 +282,8 @@ def _node_data(
     X: ArrayLike, y: ArrayLike, mask: ArrayLike | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """X and y, 0 where there is no row, and 1 / m_i, ``[n]``."""
-    X, y = as_float(X), as_float(y)
-    if X.ndim != 3 or y.shape != X.shape[:2]:
-        raise ValueError(
-            f"X and y must have shapes (n, m, d) and (n, m), got {X.shape} and "
-            f"{y.shape}."
-        )
-    rows = jnp.ones(y.shape, bool) if mask is None else as_mask("mask", mask, y.shape)
-    X, y = jnp.where(rows[..., None], X, 0), jnp.where(rows, y, 0)
-    check_finite(X=X, y=y)
-    count = rows.sum(1)
-    if not isinstance(count, Tracer) and not (count > 0).all():
-        raise ValueError(
-            f"mask must leave every node a row, got none for node {count.argmin()}."
-        )
-    return X, y.astype(X.dtype), (1 / count).astype(X.dtype)
+    X, y, rows = node_rows(X, y, mask)
+    return X, y.astype(X.dtype), (1 / rows.sum(1)).astype(X.dtype)
 
 
 def _check_parameters(name: str, W: ArrayLike, X: jax.Array) -> None:

@@ -12,16 +12,20 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Sections 3.2, 5.10 and 7.1.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
 from scipy import sparse
+from scipy.linalg import solve_triangular
 from scipy.sparse import csgraph
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh, splu
 
 from fedjax_core import check
+from fedjax_core.arrays import as_mask
 from fedjax_core.networks.graph import Graph, degree
 
 # Up to here a dense eigendecomposition takes well under a second.
@@ -48,21 +52,17 @@ def laplacian_matrix(graph: Graph) -> jax.Array:
 
 
 def eigenvalues(graph: Graph) -> jax.Array:
-    """All eigenvalues of L_G, ascending, ``[n]``; for small networks.
-
-    References:
-      Jung, (39).
-    """
+    """All eigenvalues of L_G, ascending, ``[n]``; for small networks (Jung, (39))."""
     return jnp.linalg.eigvalsh(laplacian_matrix(graph))
 
 
 def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
-    """lambda_2 and lambda_n, in float64 on the host, from products with L_G alone.
+    """lambda_2 and lambda_n, in float64 on the host (Jung, (40), (41), (136)).
 
-    Up to 512 nodes a dense decomposition, above it Lanczos: on L_G for lambda_n, and on
-    2 d_max I - L_G without the constant vector for lambda_2, where lambda_n <= 2 d_max
-    makes the shift safe. Its error is in proportion to lambda_n, and a tiny lambda_2,
-    as of a long chain, takes many products.
+    Up to 512 nodes by dense decompositions, with a relative error of about n eps
+    whatever the range of the weights. Above by Lanczos with products along edges, whose
+    error is some eps lambda_n; for long chains, where they are slow, with a sparse
+    factorisation, which is cheap there.
 
     Args:
       graph: n >= 2.
@@ -70,53 +70,68 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
 
     Raises:
       ValueError: a single node, which has no second eigenvalue.
-      scipy.sparse.linalg.ArpackNoConvergence: Lanczos gave up.
-
-    References:
-      Jung, (40), (41) and (136).
     """
     n = graph.num_nodes
-    if n < 2:
-        raise ValueError(f"graph must have at least 2 nodes, got {n}.")
+    _check_pair(n)
     A = _adjacency(graph)
     deg = np.asarray(A.sum(1)).ravel()
     connected = components(graph).max() == 0  # which rounding would blur
+    bound = 2 * float(deg.max())
+    if not bound:
+        return Extremes(0.0, 0.0)
     if n <= _DENSE:
         values = np.linalg.eigvalsh(np.diag(deg) - A.toarray())
-        return Extremes(
-            max(0.0, float(values[1])) if connected else 0.0, float(values[-1])
-        )
-    shift = 2 * float(deg.max())
-    if not shift:
-        return Extremes(0.0, 0.0)
+        if not connected:
+            return Extremes(0.0, float(values[-1]))
+        drowned = values[1] < 1e-4 * values[-1]
+        second = _weak_second(A.toarray()) if drowned else float(values[1])
+        return Extremes(second, float(values[-1]))
+    L = sparse.diags_array(deg, format="csc") - A.tocsc()
 
-    def product(v):
-        return deg * v - A @ v
+    def centred(f):
+        def product(v):
+            v = f(v - v.mean())
+            return v - v.mean()
 
-    def shifted(v):
-        v = v - v.mean()
-        v = shift * v - product(v)
-        return v - v.mean()
+        return product
+
+    def times():
+        return lambda v: L @ v
+
+    def below():
+        return centred(lambda v: bound * v - L @ v)
+
+    def grounded():
+        # Without node 0 a Laplacian is regular, and gives differences to node 0.
+        solve = splu(L[1:, 1:]).solve
+        return centred(lambda v: np.append(0.0, solve(v[1:])))
+
+    beyond = bound * (1 + 1e-8)
+
+    def shifted():
+        return splu(sparse.eye_array(n, format="csc") * beyond - L).solve
+
+    def largest(product, inverse):
+        tries = [(product, 50), (inverse, 100 * n)]
+        if graph.num_edges <= 1.1 * n:  # a tree or close to one
+            tries.reverse()
+        for make, most in tries:
+            operator: Any = LinearOperator((n, n), matvec=make(), dtype=np.float64)
+            options: Any = {"v0": start, "tol": tol, "maxiter": most, "ncv": 40}
+            try:
+                found = eigsh(
+                    operator, 1, which="LA", return_eigenvectors=False, **options
+                )
+            except ArpackNoConvergence:
+                continue
+            return float(found[0]), make is inverse
+        raise RuntimeError("Lanczos did not converge.")
 
     start = np.random.default_rng(0).standard_normal(n)
-
-    def largest(f):
-        operator = LinearOperator((n, n), matvec=f, dtype=start.dtype)  # pyright: ignore[reportCallIssue]
-        return float(
-            eigsh(
-                operator,
-                k=1,
-                which="LA",
-                v0=start,
-                tol=tol,  # pyright: ignore[reportArgumentType]
-                ncv=40,
-                maxiter=100 * n,
-                return_eigenvectors=False,
-            )[0]
-        )
-
-    second = max(0.0, shift - largest(shifted)) if connected else 0.0
-    return Extremes(second, largest(product))
+    second, inverted = largest(below, grounded) if connected else (bound, False)
+    second = 1 / second if inverted else max(0.0, bound - second)
+    most, inverted = largest(times, shifted)
+    return Extremes(second, beyond - 1 / most if inverted else most)
 
 
 def largest_bound(graph: Graph) -> jax.Array:
@@ -127,15 +142,13 @@ def largest_bound(graph: Graph) -> jax.Array:
 def connectivity_bound(graph: Graph) -> jax.Array:
     """An upper bound on lambda_2, n / (n - 1) min_i deg_i; tight if complete.
 
+    Jung, Prop. 7.1.
+
     Raises:
       ValueError: a single node.
-
-    References:
-      Jung, Prop. 7.1.
     """
     n = graph.num_nodes
-    if n < 2:
-        raise ValueError(f"graph must have at least 2 nodes, got {n}.")
+    _check_pair(n)
     return n / (n - 1) * degree(graph).min()
 
 
@@ -156,13 +169,10 @@ def connectivity_vector(num_nodes: int, node: int) -> jax.Array:
 
 
 def expected_laplacian(num_nodes: int, p: float) -> jax.Array:
-    """E L_G of `builders.erdos_renyi`, n p I - p 11', ``[n, n]``.
+    """E L_G of `builders.erdos_renyi`, n p I - p 11', ``[n, n]`` (Jung, Section 7.1).
 
     Its eigenvalues are 0 and, n - 1 times, n p. That lambda_2 of a drawn network comes
     close to n p, and n p to its largest degree, holds for n to infinity only.
-
-    References:
-      Jung, Section 7.1.
     """
     check.positive_int(num_nodes=num_nodes)
     check.in_range(0, 1, p=p)
@@ -188,6 +198,29 @@ def check_connected(graph: Graph) -> None:
         )
 
 
+def hops(graph: Graph, start: ArrayLike) -> jax.Array:
+    """How many edges lead to the nearest node of a set, ``[n]`` int32.
+
+    n for a node that none leads to. Only edges of positive weight count; weights and
+    the set ``[n]`` bool may be traced. In time linear in edges times the diameter.
+
+    Raises:
+      ValueError: `start` is no bool array of shape ``[n]``.
+    """
+    n = graph.num_nodes
+    live = (graph.weight > 0)[graph.edge]
+
+    def spread(carry):
+        far, _ = carry
+        through = jnp.where(live, far[graph.source] + 1, n)
+        heard = jax.ops.segment_min(through, graph.target, n, indices_are_sorted=True)
+        new = jnp.minimum(far, heard)
+        return new, (new != far).any()
+
+    far = jnp.where(as_mask("start", start, (n,)), 0, n).astype(jnp.int32)
+    return lax.while_loop(lambda carry: carry[1], spread, (far, jnp.bool_(True)))[0]
+
+
 def null_space(graph: Graph) -> jax.Array:
     """An orthonormal basis of the null space of L_G, ``[n, components]``.
 
@@ -203,14 +236,11 @@ def walk_counts(graph: Graph, steps: int) -> np.ndarray:
     """How many walks of so many steps lead from i to j, ``[n, n]`` int64.
 
     Every edge of positive weight counts as one. The book says "paths", but a walk may
-    come back to a node.
+    come back to a node. Jung, Exercise 3.14.
 
     Raises:
       ValueError: steps < 0.
       OverflowError: a count beyond int64.
-
-    References:
-      Jung, Exercise 3.14.
     """
     if steps < 0:
         raise ValueError(f"steps must be >= 0, got {steps}.")
@@ -219,6 +249,31 @@ def walk_counts(graph: Graph, steps: int) -> np.ndarray:
     if about.max() >= 2**62:
         raise OverflowError(f"walks of {steps} steps are too many for int64.")
     return np.linalg.matrix_power(A.astype(np.int64), steps)
+
+
+def _weak_second(A: np.ndarray) -> float:
+    """lambda_2 of a connected network from weights ``[n, n]`` of any range.
+
+    Nodes are eliminated without a subtraction, so that every entry of the inverse of
+    the Laplacian without the last node has a relative error of n eps or so.
+    """
+    n, A = len(A), A.copy()
+    own, U = np.zeros(n - 1), np.eye(n - 1)
+    for k in range(n - 1):
+        row = A[k, k + 1 :]
+        own[k] = row.sum()
+        U[k, k + 1 :] = -row[:-1] / own[k]
+        A[k + 1 :, k + 1 :] += np.outer(row, row) / own[k]
+        np.fill_diagonal(A[k + 1 :, k + 1 :], 0)
+    half = np.zeros((n, n - 1))
+    half[:-1] = solve_triangular(U, np.diag(own**-0.5))
+    half -= half.mean(0)
+    return float(np.linalg.svd(half, compute_uv=False)[0] ** -2)
+
+
+def _check_pair(n: int) -> None:
+    if n < 2:
+        raise ValueError(f"graph must have at least 2 nodes, got {n}.")
 
 
 def _adjacency(graph: Graph) -> sparse.csr_array:

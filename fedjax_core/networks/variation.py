@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
@@ -43,31 +44,52 @@ class Penalty(NamedTuple):
 def squared(strengths: PyTree = 1.0) -> Penalty:
     """The sum over leaves of a times ||u||^2, what the book means by default.
 
+    Jung, (33) and, for several strengths, (149).
+
     Args:
-      strengths: a >= 0, one number for all leaves or a prefix of W's tree; a leaf of
-        strength 0 is personal.
+      strengths: a >= 0, one number for all leaves or a prefix of W's tree, of numbers
+        or arrays that broadcast to one node's parameters; strength 0 is personal.
 
     Raises:
       ValueError: a negative or non-finite strength.
-
-    References:
-      Jung, (33) and, for several strengths, (149).
     """
-    for a in jax.tree.leaves(strengths):
-        check.non_negative(strengths=a)
-
-    def value(u):
-        return _total(
+    check_strengths("strengths", strengths)
+    return Penalty(
+        lambda u: _total(
             jax.tree.map(
-                lambda a, v: (
-                    a * _total(jax.tree.map(lambda x: (flat_rows(x) ** 2).sum(1), v))
-                ),
-                strengths,
-                u,
+                lambda x: flat_rows(x).sum(1),
+                scaled(strengths, jax.tree.map(jnp.square, u)),
             )
         )
+    )
 
-    return Penalty(value)
+
+def check_strengths(name: str, alpha: PyTree) -> None:
+    """Raises ValueError unless all known strengths are finite and >= 0; names where."""
+    for path, leaf in jax.tree.leaves_with_path(alpha):
+        known = np.zeros(()) if isinstance(leaf, Tracer) else np.asarray(leaf)
+        wrong = ~(np.isfinite(known) & (known >= 0))
+        if wrong.any():
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} must be finite and >= 0, got "
+                f"{known[wrong].flat[0]}."
+            )
+
+
+def scaled(strengths: PyTree, W: PyTree) -> PyTree:
+    """Leaves of W ``[n or E, ...]`` times the strength that stands for them.
+
+    Strengths are a prefix of W's tree; a leaf broadcasts to one node's parameters.
+    """
+
+    def one(a, w):
+        a = jnp.asarray(a, w.dtype)
+        return a.reshape((1,) * (w.ndim - a.ndim) + a.shape) * w
+
+    def below(a, part):
+        return jax.tree.map(lambda w: one(a, w), part)
+
+    return jax.tree.map(below, strengths, W)
 
 
 def l2() -> Penalty:
@@ -75,25 +97,30 @@ def l2() -> Penalty:
     return lp(2.0)
 
 
-def lp(p: float) -> Penalty:
-    """||u||_p over all leaves together; its gradient at 0 is taken as 0.
-
-    Its dual is the norm of q with 1 / p + 1 / q = 1.
-
-    Args:
-      p: >= 1, `math.inf` included.
+def dual_exponent(p: float) -> float:
+    """The q of the dual norm, 1 / p + 1 / q = 1.
 
     Raises:
       ValueError: p < 1 or NaN.
     """
     if not p >= 1:
         raise ValueError(f"p must be >= 1, got {p!r}.")
-    q = 1.0 if p == math.inf else math.inf if p == 1 else p / (p - 1)
+    return math.inf if p == 1 else 1.0 if math.isinf(p) else p / (p - 1)
+
+
+def lp(p: float) -> Penalty:
+    """||u||_p over all leaves together; its gradient at 0 is taken as 0.
+
+    p is >= 1, `math.inf` included, else a ValueError; see `dual_exponent`.
+    """
+    q = dual_exponent(p)
     return Penalty(lambda u: _norm(u, p), lambda u: _norm(u, q))
 
 
 def blocks(parts: Mapping[str, tuple[ArrayLike, Penalty]]) -> Penalty:
     """The sum over blocks of parameters of a times a penalty of that block alone.
+
+    Jung, (149).
 
     Args:
       parts: for every key of W, a mapping, the block's strength a >= 0, which may be
@@ -101,9 +128,6 @@ def blocks(parts: Mapping[str, tuple[ArrayLike, Penalty]]) -> Penalty:
 
     Raises:
       ValueError: a negative or non-finite strength and, when called, other keys.
-
-    References:
-      Jung, (149).
     """
     for a, _ in parts.values():
         check.non_negative(strength=a)
@@ -134,15 +158,12 @@ def weighted_sum(*terms: tuple[ArrayLike, Penalty]) -> Penalty:
 def gtv(graph: Graph, W: PyTree, penalty: Callable | None = None) -> jax.Array:
     """The generalised total variation, every undirected edge once; a scalar.
 
-    What is not finite does not count at an edge of weight 0.
+    What is not finite does not count at an edge of weight 0. Jung, (34).
 
     Args:
       graph: n nodes.
       W: leaves ``[n, ...]``.
       penalty: by default `squared`.
-
-    References:
-      Jung, (34).
     """
     U = edge_diff(graph, jax.tree.map(jnp.asarray, W))
     U = jax.tree.map(lambda u: unless_cut(graph.weight, u), U)
@@ -171,6 +192,7 @@ def prediction_discrepancy(
     Each model's predictions are labels for the other, and the two mean losses are
     averaged, so that the value is the same from both ends. It needs nothing but the
     predictions, which is all that has to cross a link (Jung, Exercise 3.8).
+    Jung, (31) and (64).
 
     Args:
       ours: ``[..., m]`` predictions of a model.
@@ -178,9 +200,6 @@ def prediction_discrepancy(
       loss: of predictions against labels.
       mask: bool ``[..., m]``, the test points that exist; an edge without any has
         discrepancy 0.
-
-    References:
-      Jung, (31) and (64).
     """
     apart = (loss(ours, theirs) + loss(theirs, ours)) / 2
     if mask is None:
@@ -200,6 +219,8 @@ def discrepancy(
 ) -> jax.Array:
     """How far the predictions at the ends of every edge are apart, ``[E]``.
 
+    Jung, (31) and (64).
+
     Args:
       graph: E edges.
       predict: ``(w, x) -> [m]``, predictions of one model for a test set.
@@ -212,9 +233,6 @@ def discrepancy(
 
     Raises:
       ValueError: test sets of another number than the edges, or rows of W than nodes.
-
-    References:
-      Jung, (31) and (64).
     """
     check_rows(graph, W)
     if shared:

@@ -126,6 +126,17 @@ def test_TL3_nearest_neighbours_on_a_line():
             builders.knn(distance, k)
 
 
+def test_a_single_node_has_no_neighbours():
+    for build in (
+        lambda: builders.knn(np.zeros((1, 1)), 1),
+        lambda: builders.knn_points([(0.0, 0.0)], 1),
+        lambda: builders.k_random_neighbours(1, 1),
+        lambda: builders.ranked_choices([1.0]),
+    ):
+        with pytest.raises(ValueError, match="at least 2 nodes to be neighbours"):
+            build()
+
+
 def test_nearest_points_in_blocks_equal_those_from_all_distances(monkeypatch):
     points = np.random.default_rng(0).random((50, 2))
     distance = np.linalg.norm(points[:, None] - points[None], axis=-1)
@@ -264,7 +275,7 @@ def test_from_scipy_adds_up_entries_and_drops_zeros():
         ([[0.0, 1.0]], "square, got shape"),
         ([[0, 1], [2, 0]], "symmetric, got 1 from 0 to 1 and 2 back"),
         ([[0, 1], [0, 0]], "symmetric, got 1 from 0 to 1 and 0 back"),
-        ([[1, 0], [0, 0]], "zero on the diagonal, got 1 from 0 to 0"),
+        ([[1, 0], [0, 0]], "zero diagonal, got 1 from 0 to 0"),
         ([[0.0, np.nan], [np.nan, 0.0]], "finite, got nan from 0 to 1"),
         ([[0, -1], [-1, 0]], ">= 0, got -1"),
     ],

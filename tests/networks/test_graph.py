@@ -23,11 +23,7 @@ from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import block_max_norm, block_norms
 from fedjax_core.networks.operators import Operator, aggregate_by, copies, message_sum
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def dense_random(n, p, seed=0):
@@ -211,7 +207,7 @@ def test_weights_that_overflow_float32_are_refused():
     [
         ([[0, 1]], "square"),
         ([[0, 1], [2, 0]], "symmetric, got 1 from 0 to 1 and 2 back"),
-        ([[1, 0], [0, 0]], "zero diagonal, got 1 for node 0"),
+        ([[1, 0], [0, 0]], "zero diagonal, got 1 from 0 to 0"),
         ([[0.0, np.nan], [np.nan, 0.0]], "finite, got nan from 0 to 1"),
         ([[0, -1], [-1, 0]], ">= 0, got -1"),
     ],

@@ -17,11 +17,7 @@ from fedjax_core.networks.variation import Penalty, discrepancy, exact_test_set,
 RNG = np.random.default_rng(0)
 ALPHAS = np.array([0.0, 0.1, 1.0, 10.0, 1e3])
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def close(actual, wanted, tol=1e-9):
@@ -249,6 +245,39 @@ def test_deviation_bound():
     assert (deviation <= bound + 1e-9).all()
     close(at_truth, (noise**2).mean(2).sum(1))
     assert (at_solution >= strength * deviation - 1e-9).all()
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_traced_bounds_see_what_is_disconnected_or_nearly(wide):
+    noise = np.ones((12, 3), np.float32)
+    Q = np.broadcast_to(np.eye(2, dtype=np.float32), (12, 2, 2))
+    with jax.enable_x64(wide):
+        network = builders.complete(12)
+
+        @jax.jit
+        @jax.vmap
+        def bounds(weight):
+            net = network.with_weight(weight)
+            lower = gtvmin_bounds.eigenvalue_bounds(net, Q, 1.0).lower
+            return gtvmin_bounds.deviation_bound(net, noise, 1.0), lower
+
+        weight = np.random.default_rng(0).uniform(0.1, 2, (40, 66))
+        weight[:20, np.asarray(network.head) == 0] = 0
+        weight[20:, np.asarray(network.head) == 0] *= (
+            10.0 ** np.arange(-1, -21, -1)[:, None]
+        )
+        deviation, lower = bounds(jnp.asarray(weight))
+        assert np.isinf(deviation[:20]).all()
+        assert (np.asarray(lower)[:20] == 0).all()
+        # Connected, however weakly: nothing below the bound of exact eigenvalues.
+        for k in range(20, 40):
+            net = network.with_weight(weight[k])
+            proven = 12 / extremes(net).second
+            assert deviation[k] >= proven * (1 - 1e-6)
+            known = gtvmin_bounds.deviation_bound(net, noise, 1.0)
+            close(known, proven, 1e-6)
+        with pytest.raises(ValueError, match="2 components"):
+            gtvmin_bounds.deviation_bound(network.with_weight(weight[0]), noise, 1.0)
 
 
 def test_deviation_bound_counts_existing_rows_only():

@@ -101,7 +101,7 @@ def test_channel_sees_messages_of_directed_edges():
     def poison(messages, t, key):
         return jnp.where(bad[:, None], 100.0, messages)
 
-    clean = operators.step(operator)(W, 0)
+    clean = jax.jit(operators.step(operator))(W, 0)
     attacked = operators.step(operator, poison)(W, 0)
     np.testing.assert_array_equal(clean[1:], attacked[1:])
     assert attacked[0, 0] > clean[0, 0] + 10

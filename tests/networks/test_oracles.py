@@ -12,11 +12,7 @@ X, Y = RNG.normal(size=(4, 7, 3)), RNG.normal(size=(4, 7))
 V, OTHER = RNG.normal(size=(4, 3)), RNG.normal(size=(4, 3))
 RHO = np.array([0.1, 0.5, 1.0, 3.0])
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def close(actual, wanted, tol=1e-9):
@@ -166,7 +162,7 @@ def test_bad_arguments_are_refused():
     mask = np.arange(7) < np.array([7, 0, 1, 2])[:, None]
     with pytest.raises(ValueError, match="none for node 1"):
         oracles.least_squares_statistics(X, Y, mask)
-    with pytest.raises(ValueError, match="mask must have shape"):
+    with pytest.raises(ValueError, match="mask must be bool of shape"):
         oracles.least_squares_statistics(X, Y, np.ones((4, 3), bool))
     with pytest.raises(ValueError, match="shapes"):
         oracles.quadratic(Q, q[:, :2])

@@ -16,11 +16,7 @@ from fedjax_core.networks.variation import lp
 RNG = np.random.default_rng(0)
 NORMS = (1.0, 1.5, 2.0, 3.0, math.inf)
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def close(actual, wanted, tol=1e-9):

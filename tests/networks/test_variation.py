@@ -9,11 +9,7 @@ import pytest
 
 from fedjax_core.networks import builders, variation
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def predict(w, x):

@@ -12,10 +12,15 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float
+from fedjax_core.arrays import as_float, as_mask
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.oracles import check_quadratic
-from fedjax_core.networks.spectrum import check_connected, eigenvalues, extremes
+from fedjax_core.networks.spectrum import (
+    check_connected,
+    eigenvalues,
+    extremes,
+    hops,
+)
 
 
 class EigenvalueBounds(NamedTuple):
@@ -93,7 +98,8 @@ def deviation_bound(
     that isn't connected it holds in every component.
 
     Args:
-      graph: a connected network.
+      graph: a connected network. Where traced weights leave it in parts, or in float32
+        as good as in parts, the bound is infinite.
       noise: ``[n, m]``, eps_i.
       alpha: > 0.
       mask: ``[n, m]`` bool, the rows that exist; by default all.
@@ -106,23 +112,28 @@ def deviation_bound(
     """
     check.positive(alpha=alpha)
     noise = as_float(noise)
-    rows = jnp.ones(noise.shape, bool) if mask is None else jnp.asarray(mask, bool)
-    if noise.ndim != 2 or rows.shape != noise.shape or len(noise) != graph.num_nodes:
+    if noise.ndim != 2 or len(noise) != graph.num_nodes:
         raise ValueError(
-            f"noise and mask must have shape ({graph.num_nodes}, m), got {noise.shape} "
-            f"and {rows.shape}."
+            f"noise and mask must have shape ({graph.num_nodes}, m), got {noise.shape}."
         )
+    rows = as_mask("mask", mask, noise.shape)
     if not isinstance(graph.weight, Tracer):
         check_connected(graph)
     lam2, _ = _spectrum(graph)
     energy = jnp.where(rows, noise**2, 0).sum(1) / jnp.maximum(rows.sum(1), 1)
-    return energy.sum() / (lam2 * alpha)
+    strength = jnp.asarray(lam2 * alpha, energy.dtype)
+    return jnp.where(strength > 0, energy.sum() / strength, jnp.inf)
 
 
 def _spectrum(graph: Graph) -> tuple[jax.Array, jax.Array]:
-    """lambda_2 and lambda_n; densely where the weights are traced."""
-    if isinstance(graph.weight, Tracer):
-        values = eigenvalues(graph)
-        return jnp.maximum(values[1], 0), values[-1]
-    found = extremes(graph)
-    return jnp.asarray(found.second), jnp.asarray(found.largest)
+    """At most lambda_2 and at least lambda_n; densely where the weights are traced."""
+    if not isinstance(graph.weight, Tracer):
+        second, largest = extremes(graph)
+        rounding = 1e-12 * largest if graph.num_nodes > 512 else 0.0
+        return jnp.asarray(max(second - rounding, 0.0)), jnp.asarray(largest)
+    n = graph.num_nodes
+    values = eigenvalues(graph)
+    rounding = n * jnp.finfo(values.dtype).eps * values[-1]
+    connected = (hops(graph, jnp.arange(n) == 0) < n).all()
+    second = jnp.maximum(values[1] - rounding, 0)
+    return jnp.where(connected, second, 0), values[-1] + rounding

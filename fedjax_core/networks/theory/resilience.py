@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_mask
 from fedjax_core.networks.graph import Graph, laplacian
-from fedjax_core.networks.spectrum import laplacian_matrix
+from fedjax_core.networks.spectrum import hops, laplacian_matrix
 from fedjax_core.types import Key, PyTree
 
 
@@ -69,22 +69,9 @@ def is_connected(graph: Graph, alive: jax.Array | None = None) -> jax.Array:
     traced. One node is connected, none is not.
     """
     n = graph.num_nodes
-    alive = jnp.ones(n, bool) if alive is None else as_mask("alive", alive, (n,))
-    live = (graph.weight > 0)[graph.edge] & alive[graph.source] & alive[graph.target]
-
-    def spread(carry):
-        seen, _ = carry
-        heard = jax.ops.segment_max(
-            (live & seen[graph.source]).astype(jnp.int32),
-            graph.target,
-            n,
-            indices_are_sorted=True,
-        )
-        new = seen | (heard > 0)
-        return new, (new != seen).any()
-
-    start = (jnp.arange(n) == jnp.argmax(alive)) & alive
-    seen = lax.while_loop(lambda c: c[1], spread, (start, jnp.bool_(True)))[0]
+    alive = as_mask("alive", alive, (n,))
+    first = (jnp.arange(n) == jnp.argmax(alive)) & alive
+    seen = hops(without_nodes(graph, alive), first) < n
     return (seen == alive).all() & alive.any()
 
 

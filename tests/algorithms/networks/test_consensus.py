@@ -13,11 +13,7 @@ from fedjax_core.networks.operators import step
 from fedjax_core.networks.oracles import squared_distance
 from fedjax_core.networks.spectrum import extremes
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def weighted(graph, seed):
@@ -59,7 +55,8 @@ def test_contracts_to_the_mean_by_the_factor(name):
     # No other rate is better, and along an extreme eigenvector the factor is met.
     etas = np.linspace(0.01, 1.99, 60) / lamn
     assert (np.asarray(consensus.factor(etas, lam2, lamn)) >= best - 1e-9).all()
-    L = np.diag(np.asarray(graph.dense()).sum(1)) - np.asarray(graph.dense())
+    A = np.asarray(graph.dense(), np.float64)
+    L = np.diag(A.sum(1)) - A
     vector = np.linalg.eigh(L)[1][:, 1]
     new, _ = consensus.average(graph, jnp.asarray(vector), 1, etas[5])
     np.testing.assert_allclose(new, (1 - etas[5] * lam2) * vector, atol=1e-9)
