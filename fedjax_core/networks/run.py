@@ -12,7 +12,7 @@ import functools
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -134,48 +134,65 @@ def run(
 
 
 class _Steps:
-    """A system as a `Machine` that `drive` drives."""
+    """A system as a `Machine` that `drive` drives.
+
+    One program runs a block of seeds: each of them, one after the other, so that it
+    has the bits of a run of its own; or all, side by side.
+    """
 
     execution = None
 
     def __init__(self, system: System, seeds: tuple[int, ...], axis: str):
         if axis == "auto":
             axis = "map" if jax.default_backend() == "cpu" else "vmap"
-        self._system, self._axis, self._num_seeds = system, axis, len(seeds)
-        self._keys = seed_keys(seeds)
+        self._system, self._width = system, 1 if axis == "map" else len(seeds)
+        self._keys = self._blocks(seed_keys(seeds))
         self.compilations, self.compile_seconds = 0, 0.0
 
         def init(world, key):
             return system.init(world, random.stream(key, "init"))
 
-        self._world = self._drawn()
-        self.state = jax.jit(self._by_seed(init))(self._world, self._keys)
+        self._worlds = self._drawn()
+        start = jax.jit(self._by_seed(init))
+        self._states = list(map(start, self._worlds, self._keys))
         self._evaluate = jax.jit(self._by_seed(system.evaluate))
 
-    def _drawn(self) -> PyTree:
-        """The world: leaves ``[S, ...]``, or those given."""
+    def _blocks(self, tree: PyTree) -> list[PyTree]:
+        """Leaves ``[S, ...]``, cut into blocks of seeds."""
+        num_seeds = len(jax.tree.leaves(tree)[0])
+        return [
+            jax.tree.map(lambda x, i=i: x[i : i + self._width], tree)
+            for i in range(0, num_seeds, self._width)
+        ]
+
+    def _drawn(self) -> list[PyTree]:
+        """Every block's world: leaves ``[seeds, ...]``, or those given."""
         world = self._system.world
         if not callable(world):
-            return jax.tree.map(jnp.asarray, world)
+            return [jax.tree.map(jnp.asarray, world)] * len(self._keys)
 
         def draw(key):
             return world(random.stream(key, "world"))
 
-        return jax.jit(over_seeds(draw, self._axis, self._num_seeds))(self._keys)
+        return list(map(jax.jit(over_seeds(draw, "vmap", self._width)), self._keys))
 
     def _by_seed(self, f: Callable) -> Callable:
-        """``f(world, *args)`` for every seed, with args ``[S, ...]``."""
+        """``f(world, *args)`` for the seeds of a block, with args ``[seeds, ...]``."""
         if callable(self._system.world):
-            return over_seeds(f, self._axis, self._num_seeds)
+            return over_seeds(f, "vmap", self._width)
         return lambda world, *args: over_seeds(
-            functools.partial(f, world), self._axis, self._num_seeds
+            functools.partial(f, world), "vmap", self._width
         )(*args)
+
+    @property
+    def state(self) -> Any:
+        return jax.tree.map(lambda *blocks: jnp.concatenate(blocks), *self._states)
 
     def snapshot(self) -> PyTree:
         return {"state": self.state}
 
     def restore(self, snapshot: PyTree) -> None:
-        self.state = snapshot["state"]
+        self._states = self._blocks(snapshot["state"])
 
     def longest(self) -> int:
         return _LONGEST
@@ -185,7 +202,7 @@ class _Steps:
     ) -> Iterator[tuple[dict[str, np.ndarray], None]]:
         capacity = max(count for _, count in spans)
 
-        def chunk(world, keys, state, first, count):
+        def chunk(world, keys, states, first, count):
             def one(world, key, state):  # of one seed
                 def step(k, state):
                     t = first + k
@@ -196,27 +213,42 @@ class _Steps:
 
                 return loop(step, state, count, capacity)
 
-            return self._by_seed(one)(world, keys, state)
+            return self._by_seed(one)(world, keys, states)
 
         compiled = chunk
         if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             start = time.perf_counter()
-            args = self._world, self._keys, self.state, jnp.int32(0), jnp.int32(0)
+            args = self._worlds[0], self._keys[0], self._states[0], *np.zeros(2, "i4")
             compiled = jax.jit(chunk).lower(*args).compile()
             self.compile_seconds += time.perf_counter() - start
             self.compilations += 1
         for first, count in spans:
-            self.state, metrics = compiled(
-                self._world, self._keys, self.state, jnp.int32(first), jnp.int32(count)
+            done = [
+                compiled(world, keys, states, np.int32(first), np.int32(count))
+                for world, keys, states in zip(
+                    self._worlds, self._keys, self._states, strict=True
+                )
+            ]
+            self._states = [states for states, _ in done]
+            yield (
+                {k: x.T[:count] for k, x in _gathered(m for _, m in done).items()},
+                None,
             )
-            yield {k: np.asarray(v).T[:count] for k, v in metrics.items()}, None
 
     def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        values = jax.tree.map(np.asarray, self._evaluate(self._world, self.state))
+        values = _gathered(map(self._evaluate, self._worlds, self._states))
         return (
             {name: x for name, x in values.items() if x.ndim == 1},
             {name: x for name, x in values.items() if x.ndim > 1},
         )
+
+
+def _gathered(blocks: Iterable[Metrics]) -> dict[str, np.ndarray]:
+    """Metrics of blocks of seeds as arrays ``[S, ...]`` on the host."""
+    blocks = list(blocks)
+    return {
+        name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]
+    }
 
 
 class State(NamedTuple):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.experiments import gtvmin_demo
+from fedjax_core.experiments import gtvmin_demo, report
 from fedjax_core.networks import spectrum
 
 TINY = gtvmin_demo.Experiment(
@@ -134,7 +134,7 @@ def test_the_legend_names_methods_without_a_bound():
         "two": gtvmin_demo.Run(error, None),
     }
     axes: Any = Figure().subplots()
-    gtvmin_demo._convergence(axes, runs)
+    report.draw_runs(axes, runs, ", no contraction proven")
     texts = [text.get_text() for text in axes.get_legend().get_texts()]
     assert texts == ["one", "two, no contraction proven", "at most, by theory"]
 
