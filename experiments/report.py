@@ -63,6 +63,7 @@ def approach(
         channel=channel,
     )
     where = experiment.run_dir and experiment.run_dir / name
+    settings = {k: v for k, v in vars(experiment).items() if not isinstance(v, Path)}
     result = run(
         system,
         rounds=system.horizon or experiment.rounds,
@@ -70,7 +71,7 @@ def approach(
         progress=False,
         run_dir=where,
         resume=where is not None,
-        record=experiment,
+        record=settings,  # without folders, which may be moved
     )
     t, bound = np.arange(result.rounds + 1), None
     if factor is not None and factor < 1:

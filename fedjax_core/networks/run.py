@@ -12,7 +12,7 @@ import functools
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -107,6 +107,7 @@ def run(
     """
     check.instance(System, system=system)
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
+    check.positive_int(rounds=rounds)
     seeds = checked_seeds(seeds)
     if system.horizon is not None and rounds > system.horizon:
         raise ValueError(
@@ -126,6 +127,7 @@ def run(
         resume=resume,
         config={
             "system": {"name": system.name, "config": system.config},
+            "horizon": system.horizon,
             "world": None if callable(system.world) else _checksum(system.world),
             "state": [f"{x.dtype}{x.shape[1:]}" for x in jax.tree.leaves(steps.state)],
             "record": record,
@@ -199,7 +201,7 @@ class _Steps:
 
     def advance(
         self, spans: Sequence[tuple[int, int]]
-    ) -> Iterator[tuple[dict[str, np.ndarray], None]]:
+    ) -> Generator[tuple[dict[str, np.ndarray], None], None, None]:
         capacity = max(count for _, count in spans)
 
         def chunk(world, keys, states, first, count):
@@ -297,13 +299,15 @@ def from_operator(
     def method(world):
         return operator if isinstance(operator, Operator) else operator(world)
 
-    def init(world, key):
+    def init(both, key):
+        world, schedule = both
         start = W(world, key) if callable(W) else jax.tree.map(jnp.asarray, W)
         if schedule is None:
             return State(start, ())
         return State(*asynchronous.start(method(world), schedule, start, key))
 
-    def step(world, state, t, key):
+    def step(both, state, t, key):
+        world, schedule = both
         now = method(world)
         if schedule is None:
             new = State(operators.step(now, channel)(state.params, t, key), ())
@@ -315,10 +319,14 @@ def from_operator(
     return System(
         name=name,
         config=config,
-        world=world,
+        world=(
+            (lambda key: (world(key), schedule))
+            if callable(world)
+            else (world, schedule)
+        ),
         init=init,
         step=step,
-        evaluate=lambda world, state: evaluate(world, state.params),
+        evaluate=lambda both, state: evaluate(both[0], state.params),
         horizon=None if schedule is None else schedule.num_events,
     )
 

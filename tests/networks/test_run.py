@@ -276,7 +276,7 @@ def test_an_operator_takes_the_rounds_of_operators_run():
     np.testing.assert_allclose(result.train["norm"][0], history, rtol=1e-5)
 
 
-def test_an_operator_runs_through_a_schedule_and_not_beyond():
+def test_an_operator_runs_through_a_schedule_and_not_beyond(tmp_path):
     X, y = linear_nodes(np.random.default_rng(2))
     method = fedrelax.make(RING, quadratic(*least_squares_statistics(X, y)), alpha=0.3)
     schedule = asynchronous.partially_asynchronous(RING, 9, 3, jax.random.key(0))
@@ -287,6 +287,14 @@ def test_an_operator_runs_through_a_schedule_and_not_beyond():
     assert result.state.sent.shape == (1, 4, 4, 2)
     with pytest.raises(ValueError, match="rounds must be at most 9"):
         quietly(system, rounds=10)
+
+    # Another schedule is another run, also one that is only longer.
+    quietly(system, rounds=2, run_dir=tmp_path)
+    for events, words in ((9, "world"), (12, "horizon")):
+        other = asynchronous.synchronous(RING, events)
+        system = from_operator(method, jnp.ones((4, 2)), name="late", schedule=other)
+        with pytest.raises(RunDirError, match=words):
+            quietly(system, rounds=9, run_dir=tmp_path, resume=True)
 
 
 def test_messages_to_a_server_are_those_of_who_takes_part():
