@@ -202,8 +202,6 @@ class _Steps:
     def advance(
         self, spans: Sequence[tuple[int, int]]
     ) -> Generator[tuple[dict[str, np.ndarray], None], None, None]:
-        capacity = max(count for _, count in spans)
-
         def chunk(world, keys, states, first, count):
             def one(world, key, state):  # of one seed
                 def step(k, state):
@@ -213,7 +211,8 @@ class _Steps:
                     _check_metrics(self._system.name, metrics)
                     return state, metrics | {"finite_model": all_finite(state)}
 
-                return loop(step, state, count, capacity)
+                # Room for the longest: a resumed run is the same program, to the bit.
+                return loop(step, state, count, _LONGEST)
 
             return self._by_seed(one)(world, keys, states)
 
