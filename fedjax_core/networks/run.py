@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedjax_core import check, random
 from fedjax_core.driver import Report, checked_seeds, drive
@@ -174,16 +175,20 @@ class _Steps:
             return [jax.tree.map(jnp.asarray, world)] * len(self._keys)
 
         def draw(key):
-            return world(random.stream(key, "world"))
+            return jax.tree.map(_array, world(random.stream(key, "world")))
 
         return list(map(jax.jit(over_seeds(draw, "vmap", self._width)), self._keys))
 
     def _by_seed(self, f: Callable) -> Callable:
         """``f(world, *args)`` for the seeds of a block, with args ``[seeds, ...]``."""
+
+        def one(*args):
+            return jax.tree.map(_array, f(*args))
+
         if callable(self._system.world):
-            return over_seeds(f, "vmap", self._width)
+            return over_seeds(one, "vmap", self._width)
         return lambda world, *args: over_seeds(
-            functools.partial(f, world), "vmap", self._width
+            functools.partial(one, world), "vmap", self._width
         )(*args)
 
     @property
@@ -242,6 +247,11 @@ class _Steps:
             {name: x for name, x in values.items() if x.ndim == 1},
             {name: x for name, x in values.items() if x.ndim > 1},
         )
+
+
+def _array(x: ArrayLike) -> jax.Array:
+    """A number becomes an array of its type, as a checkpoint would give it back."""
+    return jnp.asarray(x, jnp.result_type(x))
 
 
 def _gathered(blocks: Iterable[Metrics]) -> dict[str, np.ndarray]:

@@ -166,6 +166,22 @@ def test_the_world_is_in_no_checkpoint(tmp_path):
     assert quietly(system, rounds=4, run_dir=tmp_path, resume=True).rounds == 4
 
 
+def test_states_and_worlds_of_plain_numbers(tmp_path):
+    def step(world, state, t, key):
+        return {"sum": state["sum"] + world * t}, {"t": t}
+
+    system = System("sum", None, lambda key: 0.5, lambda *_: {"sum": 1}, step)
+    system = system._replace(evaluate=lambda *_: {"one": 1})
+    with pytest.raises(TypeError, match="carry"):  # an int that would become a float
+        quietly(system, rounds=2)
+    system = system._replace(init=lambda *_: {"sum": 1.0})
+    for rounds in (3, 5):
+        result = quietly(system, rounds=rounds, run_dir=tmp_path, resume=True)
+        assert not result.state["sum"].weak_type
+    assert result.state["sum"] == 1 + 0.5 * (1 + 2 + 3 + 4)
+    assert result.evaluations["one"][0, -1] == 1
+
+
 def test_results_have_series_and_plots(whole, tmp_path):
     rounds, values = whole.series("error")
     np.testing.assert_array_equal(rounds, [4, 8, 11])
