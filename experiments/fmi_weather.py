@@ -220,9 +220,8 @@ def table(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     train, test = _errors(outcomes, "train"), _errors(outcomes, "test")
     columns = {"train": train.mean(0), "test": test.mean(0), "std": test.std(0)}
     kind = "real" if experiment.path else "drawn"
-    times = f", {len(test)} times"
+    times = f", {len(test)} times" if len(test) > 1 else ""
     if len(test) == 1:
-        times = ""
         del columns["std"]
     return tabulate(
         ("", *columns),
@@ -235,8 +234,7 @@ def figure(experiment: Experiment, outcomes: Sequence[Outcome]) -> Any:
     """Draws the network, the error against alpha, and FedRelax on its way."""
     first, chosen = outcomes[0], best(experiment, outcomes)
     alpha = experiment.alphas[chosen - 1]
-    grid = {"columns": 3, "width_ratios": (4, 5, 5)}
-    result, (left, middle, right) = panels(13, 4.6, **grid)
+    result, (left, middle, right) = panels(13, 4.6, 1, 3, width_ratios=(4, 5, 5))
 
     place, weight = first.problem.place[:, ::-1], first.W[chosen, :, _YESTERDAY]
     dots = plots.network(left, first.problem.graph, weight, place, cmap="viridis", s=18)
