@@ -26,8 +26,19 @@ from rich.table import Table
 from fedjax_core import check
 from fedjax_core.algorithms.networks import fedrelax
 from fedjax_core.data.packed import Packed
+from fedjax_core.data.padded import pad
 from fedjax_core.datasets import fmi, fmi_like
-from fedjax_core.networks import builders, gtvmin, operators
+from fedjax_core.experiments.report import (
+    Run,
+    approach,
+    band,
+    check_each,
+    draw_runs,
+    panels,
+    save,
+    tabulate,
+)
+from fedjax_core.networks import builders, gtvmin, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
 
@@ -49,6 +60,8 @@ class Experiment:
       rounds: of FedRelax, at the alpha chosen.
       num_seeds: populations to draw, for mean and spread; real stations are one.
       out: directory for the figure.
+      run_dir: directory to record FedRelax in; an interrupted run of the same settings
+        goes on there, a finished one is shown again.
     """
 
     path: Path | None = None
@@ -59,6 +72,7 @@ class Experiment:
     rounds: int = 2000
     num_seeds: int = 5
     out: Path = Path("runs/fmi_weather")
+    run_dir: Path | None = None
 
     def __post_init__(self):
         check.positive_int(
@@ -70,10 +84,7 @@ class Experiment:
         )
         check.in_range(3, np.inf, num_windows=self.num_windows)
         check.in_range(1, self.num_stations - 1, num_neighbours=self.num_neighbours)
-        if not self.alphas:
-            raise ValueError("alphas must not be empty.")
-        for alpha in self.alphas:
-            check.positive(alphas=alpha)
+        check_each(check.positive, alphas=self.alphas)
 
 
 PRESETS = {
@@ -140,17 +151,17 @@ def load(experiment: Experiment) -> list[Problem]:
         drawn = [(data, fmi.coordinates(experiment.path / FILE, data.client_ids))]
     problems = []
     for data, place in drawn:
-        train, test = data.splits["train"], data.splits["test"]
-        graph = builders.knn_points(place, experiment.num_neighbours, "geodesic")
-        sizes = np.diff(train.offsets)
-        late = np.maximum(1, sizes // 5)
-        parts = (
-            _statistics(train, 0, np.maximum(1, sizes - late)),
-            _statistics(train, sizes - late, sizes),
-            _statistics(train, 0, sizes),
-            _statistics(test, 0, np.diff(test.offsets)),
+        sizes = data.train.sizes
+        early = np.maximum(1, sizes - np.maximum(1, sizes // 5))
+        problem = Problem(
+            place,
+            graph=builders.knn_points(place, experiment.num_neighbours, "geodesic"),
+            early=_statistics(data.train, last=early),
+            validation=_statistics(data.train, first=early),
+            train=_statistics(data.train),
+            test=_statistics(data.splits["test"]),
         )
-        problems.append(Problem(place, graph, *parts))
+        problems.append(problem)
     return problems
 
 
@@ -182,21 +193,14 @@ def solve(experiment: Experiment, problem: Problem) -> Outcome:
         )
 
 
-def relax(
-    outcome: Outcome, alpha: float, solution: np.ndarray, rounds: int
-) -> np.ndarray:
-    """Distances ``[rounds]`` from FedRelax to the solution, over those from 0."""
+def relax(experiment: Experiment, outcome: Outcome, chosen: int) -> Run:
+    """FedRelax from 0 to what was learnt with the alpha at position `chosen`."""
     Q, q, _ = outcome.problem.train
+    alpha = experiment.alphas[chosen - 1]
     with jax.enable_x64(True):
         method = fedrelax.make_quadratic(outcome.problem.graph, Q, q, alpha=alpha)
-        size = np.linalg.norm(solution)
-        _, distance = operators.run(
-            method,
-            jnp.zeros_like(q),
-            rounds,
-            record=lambda W: jnp.linalg.norm(W - solution) / size,
-        )
-    return np.asarray(distance)
+        goal = jnp.asarray(outcome.W[chosen])
+        return approach(experiment, "fedrelax", method, goal)
 
 
 def best(experiment: Experiment, outcomes: Sequence[Outcome]) -> int:
@@ -208,49 +212,34 @@ def best(experiment: Experiment, outcomes: Sequence[Outcome]) -> int:
 def table(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     """Errors of the three ways to learn."""
     chosen = best(experiment, outcomes)
-    rows = {
+    ways = {
         "every station alone": 0,
         f"network, alpha = {experiment.alphas[chosen - 1]:g}": chosen,
         "one model for all": -1,
     }
+    train, test = _errors(outcomes, "train"), _errors(outcomes, "test")
+    columns = {"train": train.mean(0), "test": test.mean(0), "std": test.std(0)}
     kind = "real" if experiment.path else "drawn"
-    stations = f"{len(outcomes[0].W[0])} {kind} stations"
-    times = f", {len(outcomes)} times" if len(outcomes) > 1 else ""
-    out = Table(title=f"error in °C, {stations}{times}")
-    out.add_column("")
-    columns = ("train", "test", "std")[: 3 if len(outcomes) > 1 else 2]
-    for name in columns:
-        out.add_column(name, justify="right")
-    for name, k in rows.items():
-        train = np.array([outcome.train[k] for outcome in outcomes])
-        test = np.array([outcome.test[k] for outcome in outcomes])
-        numbers = (train.mean(), test.mean(), test.std())
-        out.add_row(name, *(f"{x:.3f}" for x in numbers[: len(columns)]))
-    return out
+    times = f", {len(test)} times" if len(test) > 1 else ""
+    if len(test) == 1:
+        del columns["std"]
+    return tabulate(
+        ("", *columns),
+        [(way, *(f"{x[k]:.3f}" for x in columns.values())) for way, k in ways.items()],
+        title=f"error in °C, {len(outcomes[0].W[0])} {kind} stations{times}",
+    )
 
 
-def figure(
-    experiment: Experiment, outcomes: Sequence[Outcome], path: Path | None = None
-) -> Any:
-    """Draws the network, the error against alpha, and FedRelax on its way.
-
-    Returns:
-      A matplotlib Figure; written to `path` if given.
-    """
-    from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure
-
+def figure(experiment: Experiment, outcomes: Sequence[Outcome]) -> Any:
+    """Draws the network, the error against alpha, and FedRelax on its way."""
     first, chosen = outcomes[0], best(experiment, outcomes)
     alpha = experiment.alphas[chosen - 1]
-    result = Figure(figsize=(13, 4.6), layout="constrained")
-    left, middle, right = result.subplots(1, 3, width_ratios=(4, 5, 5))
+    result, (left, middle, right) = panels(13, 4.6, 1, 3, width_ratios=(4, 5, 5))
 
-    place, graph = first.problem.place[:, ::-1], first.problem.graph
-    edges = list(place[np.stack([graph.head, graph.tail], 1)])
-    left.add_collection(LineCollection(edges, colors="#b0b0b0", linewidths=0.6))
-    weight = first.W[chosen, :, _YESTERDAY]
-    dots = left.scatter(*place.T, c=weight, cmap="viridis", s=18, zorder=2)
+    place, weight = first.problem.place[:, ::-1], first.W[chosen, :, _YESTERDAY]
+    dots = plots.network(left, first.problem.graph, weight, place, cmap="viridis", s=18)
     result.colorbar(dots, ax=left, label="weight of yesterday's highest, °C per std")
+    left.set_axis_on()
     # A degree of longitude is about half of one of latitude here.
     left.set(
         title=f"stations, alpha = {alpha:g}",
@@ -260,36 +249,20 @@ def figure(
     )
 
     for split, color in (("train", "#999999"), ("test", "#1f77b4")):
-        errors = np.array([getattr(outcome, split) for outcome in outcomes])
+        errors = _errors(outcomes, split)
         mean, spread = errors.mean(0), errors.std(0)
-        curve = slice(1, -1)
-        middle.plot(experiment.alphas, mean[curve], "o-", color=color, label=split)
-        middle.fill_between(
-            experiment.alphas,
-            (mean - spread)[curve],
-            (mean + spread)[curve],
-            color=color,
-            alpha=0.2,
-        )
+        curve = (x[1:-1] for x in (mean, mean - spread, mean + spread))
+        band(middle, experiment.alphas, *curve, color=color, label=split)
         if split == "test":
             middle.axhline(mean[0], color=color, linestyle=":", label="alone")
             middle.axhline(mean[-1], color=color, linestyle="--", label="one for all")
     middle.axvline(alpha, color="#cccccc", zorder=0, label="chosen")
-    middle.set(
-        title="error against coupling", xlabel="alpha", ylabel="°C", xscale="log"
-    )
+    title = "error against coupling"
+    middle.set(title=title, xlabel="alpha", ylabel="°C", xscale="log")
     middle.legend()
 
-    distance = relax(first, alpha, first.W[chosen], experiment.rounds)
-    right.semilogy(np.arange(1, len(distance) + 1), distance)
-    right.set(
-        title=f"FedRelax, alpha = {alpha:g}",
-        xlabel="round",
-        ylabel="relative distance to the solution",
-    )
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        result.savefig(path, dpi=150)
+    draw_runs(right, {"FedRelax": relax(experiment, first, chosen)})
+    right.set(title=f"alpha = {alpha:g}", ylabel="relative distance to the solution")
     return result
 
 
@@ -298,24 +271,25 @@ def main(experiment: Experiment) -> None:
     console = Console()
     outcomes = [solve(experiment, problem) for problem in load(experiment)]
     console.print(table(experiment, outcomes))
-    path = experiment.out / "fmi_weather.png"
-    figure(experiment, outcomes, path)
-    console.print(f"figure: {path}", highlight=False)
+    drawn = figure(experiment, outcomes)
+    save(drawn, experiment.out / "fmi_weather.png", console)
 
 
-def _statistics(split: Packed, begin: ArrayLike, end: np.ndarray) -> Quadratic:
+def _errors(outcomes: Sequence[Outcome], split: str) -> np.ndarray:
+    """``[populations, A + 2]``."""
+    return np.array([getattr(outcome, split) for outcome in outcomes])
+
+
+def _statistics(
+    split: Packed, first: ArrayLike = 0, last: ArrayLike = np.inf
+) -> Quadratic:
     """Squared errors of linear models with a constant, in float64.
 
-    Of every station, its windows from `begin` to before `end`.
+    Of every station, its windows from `first` to before `last`.
     """
-    sizes = np.diff(split.offsets)
-    window = np.arange(sizes.max())
-    mask = window < sizes[:, None]
-    x, y = split.examples["x"], split.examples["y"]
-    X = np.zeros((*mask.shape, x.shape[1] + 1))
-    Y = np.zeros(mask.shape)
-    X[mask] = np.column_stack([x, np.ones(len(x))])
-    Y[mask] = y
+    arrays, exists = pad(split)
+    window = np.arange(exists.shape[1])
+    wanted = (window >= np.c_[first]) & (window < np.c_[last]) & exists
+    X = np.concatenate([arrays["x"], np.ones((*exists.shape, 1))], 2)
     with jax.enable_x64(True):
-        wanted = (window >= np.reshape(begin, (-1, 1))) & (window < end[:, None])
-        return least_squares_statistics(X, Y, wanted)
+        return least_squares_statistics(X, arrays["y"].astype(float), wanted)

@@ -29,21 +29,28 @@ from rich.table import Table
 from fedjax_core import check
 from fedjax_core.algorithms.networks import fedgd, fedrelax
 from fedjax_core.datasets.networks import network_linear
-from fedjax_core.networks import (
-    asynchronous,
-    builders,
-    gtvmin,
-    operators,
-    plots,
-    spectrum,
+from fedjax_core.experiments.report import (
+    Run,
+    approach,
+    band,
+    check_each,
+    draw_runs,
+    draw_schedule,
+    panels,
+    save,
+    tabulate,
 )
+from fedjax_core.networks import asynchronous, builders, gtvmin, plots, spectrum
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import block_max_norm
+from fedjax_core.networks.operators import Operator
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
 from fedjax_core.networks.theory import contraction
 from fedjax_core.types import Key
 
 METHODS: tuple[str, ...] = ("alone", "network", "one model for all", "oracle")
+
+_UNPROVEN = ", no contraction proven"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +72,8 @@ class Experiment:
       num_seeds: draws of parameters and examples; the network stays.
       graph_seed: of the network.
       out: directory for the figures.
+      run_dir: directory to record the runs in; an interrupted run of the same settings
+        goes on there, a finished one is shown again.
     """
 
     sizes: tuple[int, ...] = (30, 30, 30)
@@ -80,6 +89,7 @@ class Experiment:
     num_seeds: int = 10
     graph_seed: int = 0
     out: Path = Path("runs/gtvmin_demo")
+    run_dir: Path | None = None
 
     def __post_init__(self):
         builders.block_labels(self.sizes)
@@ -91,15 +101,10 @@ class Experiment:
             rounds=self.rounds,
             num_seeds=self.num_seeds,
         )
-        for name in ("num_examples", "alphas", "bounds"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must not be empty.")
-        for m in self.num_examples:
-            check.positive_int(num_examples=m)
-        for bound in self.bounds:
-            check.positive_int(bounds=bound)
-        for alpha in self.alphas:
-            check.positive(alphas=alpha)
+        check_each(
+            check.positive_int, num_examples=self.num_examples, bounds=self.bounds
+        )
+        check_each(check.positive, alphas=self.alphas)
         check.one_of(self.num_examples, shown=self.shown)
 
 
@@ -217,18 +222,6 @@ def sweep(experiment: Experiment, graph: Graph) -> Sweep:
         return Sweep(*map(np.asarray, jax.jit(over)(keys, m, alphas)))
 
 
-class Run(NamedTuple):
-    """A method on its way to the solution.
-
-    Attributes:
-      error: ``[rounds + 1]``, distance to the solution over that of the start.
-      bound: ``[rounds + 1]``, what theory allows; None where no contraction is proven.
-    """
-
-    error: np.ndarray
-    bound: np.ndarray | None
-
-
 def converge(
     experiment: Experiment, graph: Graph, problem: Problem, alpha: float
 ) -> dict[str, Run]:
@@ -239,35 +232,18 @@ def converge(
     node with fewer examples than features leaves FedRelax without a rate.
     """
     Q, q, _ = problem.statistics
-    rounds = experiment.rounds
     solution = gtvmin.closed_form(graph, Q, q, alpha)
     low, high = contraction.extreme_eigenvalues(gtvmin.system(graph, Q, q, alpha)[0])
     eta = contraction.optimal_rate(low, high)
-    convexity = asynchronous.quadratic_convexity(Q)
-    methods = {
-        "FedGD": (
-            fedgd.make(graph, quadratic(Q, q), alpha=alpha, eta=eta),
-            jnp.linalg.norm,
-            contraction.optimal_factor(low, high),
-        ),
-        "FedRelax": (
-            fedrelax.make_quadratic(graph, Q, q, alpha=alpha),
-            block_max_norm,
-            asynchronous.fedrelax_contraction(graph, convexity, alpha),
+    descend = fedgd.make(graph, quadratic(Q, q), alpha=alpha, eta=eta)
+    factor = contraction.optimal_factor(low, high)
+    relax, kappa = _relax(graph, problem, alpha)
+    return {
+        "FedGD": approach(experiment, "fedgd", descend, solution, factor=factor),
+        "FedRelax": approach(
+            experiment, "fedrelax", relax, solution, factor=kappa, norm=block_max_norm
         ),
     }
-    runs = {}
-    for name, (method, norm, factor) in methods.items():
-        start = norm(solution)
-        _, error = operators.run(
-            method,
-            jnp.zeros_like(q),
-            rounds,
-            record=lambda W, norm=norm, start=start: norm(W - solution) / start,
-        )
-        bound = np.asarray(factor) ** np.arange(rounds + 1) if factor < 1 else None
-        runs[name] = Run(np.r_[1, error], bound)
-    return runs
 
 
 def converge_asynchronously(
@@ -276,28 +252,32 @@ def converge_asynchronously(
     """FedRelax on a random partially asynchronous schedule for every bound."""
     Q, q, _ = problem.statistics
     solution = gtvmin.closed_form(graph, Q, q, alpha)
-    method = fedrelax.make_quadratic(graph, Q, q, alpha=alpha)
-    convexity = asynchronous.quadratic_convexity(Q)
-    kappa = asynchronous.fedrelax_contraction(graph, convexity, alpha)
-    start, events = block_max_norm(solution), 2 * experiment.rounds
+    method, kappa = _relax(graph, problem, alpha)
     runs = {}
     for bound in experiment.bounds:
         schedule = asynchronous.partially_asynchronous(
-            graph, events, bound, jax.random.key(bound), activity=0.3
+            graph, 2 * experiment.rounds, bound, jax.random.key(bound), activity=0.3
         )
         asynchronous.check_partially_asynchronous(schedule, bound)
-        _, error = asynchronous.run(
+        run = approach(
+            experiment,
+            f"asynchronous_{bound}",
             method,
-            schedule,
-            jnp.zeros_like(q),
-            record=lambda W: block_max_norm(W - solution) / start,
+            solution,
+            factor=kappa,
+            norm=block_max_norm,
+            schedule=schedule,
         )
-        t = jnp.arange(events + 1)
-        limit = None
-        if kappa < 1:
-            limit = np.asarray(asynchronous.contraction_bound(kappa, bound, t))
-        runs[bound] = schedule, Run(np.r_[1, error], limit)
+        runs[bound] = schedule, run
     return runs
+
+
+def _relax(graph: Graph, problem: Problem, alpha: float) -> tuple[Operator, jax.Array]:
+    """FedRelax and its factor in the block-maximum norm, 1 where none is proven."""
+    Q, q, _ = problem.statistics
+    convexity = asynchronous.quadratic_convexity(Q)
+    kappa = asynchronous.fedrelax_contraction(graph, convexity, alpha)
+    return fedrelax.make_quadratic(graph, Q, q, alpha=alpha), kappa
 
 
 def errors(sweep: Sweep, k: int) -> dict[str, np.ndarray]:
@@ -314,7 +294,14 @@ def errors(sweep: Sweep, k: int) -> dict[str, np.ndarray]:
 def table(experiment: Experiment, sweep: Sweep) -> Table:
     """Mean errors, one row per number of examples."""
     e = experiment
-    out = Table(
+    rows = []
+    for k, m in enumerate(e.num_examples):
+        numbers = (f"{x.mean():.3f} ± {x.std():.3f}" for x in errors(sweep, k).values())
+        rows.append((str(m), *numbers, f"{e.alphas[sweep.best(k)]:g}"))
+    names = (name.replace(" for", "\nfor") for name in METHODS)
+    return tabulate(
+        ("examples\nper node", *names, "best\nalpha"),
+        rows,
         title=f"estimation error, {sum(e.sizes)} nodes",
         caption=f"mean ± standard deviation over {e.num_seeds} draws\n"
         "best alpha: the one with the smallest error, by the true parameters",
@@ -322,104 +309,35 @@ def table(experiment: Experiment, sweep: Sweep) -> Table:
         show_edge=False,
         padding=(0, 1, 0, 0),
     )
-    out.add_column("examples\nper node", justify="right")
-    for name in METHODS:
-        out.add_column(name.replace(" for", "\nfor"), justify="right")
-    out.add_column("best\nalpha", justify="right")
-    for k, m in enumerate(e.num_examples):
-        row = errors(sweep, k).values()
-        numbers = (f"{x.mean():.3f} ± {x.std():.3f}" for x in row)
-        out.add_row(str(m), *numbers, f"{e.alphas[sweep.best(k)]:g}")
-    return out
 
 
-def figure(
-    experiment: Experiment, graph: Graph, sweep: Sweep, path: Path | None = None
-) -> Any:
-    """Draws the parameters on the network, the errors, and the convergence.
-
-    Returns:
-      A matplotlib Figure; written to `path` if given.
-    """
-    from matplotlib.figure import Figure
-
-    e = experiment
-    k, alpha, problem = _shown(e, graph, sweep)
-    result = Figure(figsize=(13.5, 8.6), layout="constrained")
-    maps, charts = result.subplots(2, 3)
+def figures(experiment: Experiment, graph: Graph, sweep: Sweep) -> dict[str, Any]:
+    """Draws errors and runs, at the best alpha for the number of examples shown."""
+    e, k = experiment, experiment.num_examples.index(experiment.shown)
+    alpha = e.alphas[sweep.best(k)]
+    whole, (maps, (against_alpha, against_size, rounds)) = panels(13.5, 8.6, 2, 3)
+    late, (timeline, events) = panels(13.5, 4.6, width_ratios=(8, 5))
     with jax.enable_x64(True):
-        _maps(result, maps, graph, problem, alpha)
+        problem = draw(e, graph, jax.random.key(0), e.shown)
+        _maps(whole, maps, graph, problem, alpha)
         runs = converge(e, graph, problem, alpha)
-
-    against_alpha, against_size, rounds = charts
-    colors: dict[str, str] = dict(zip(METHODS, plots.COLORS, strict=False))
-    for name, x in errors(sweep, k).items():
-        if name != "network":
-            against_alpha.axhline(x.mean(), color=colors[name], linestyle="--")
-            place = (e.alphas[0], x.mean())
-            against_alpha.annotate(
-                name, place, (0, 3), textcoords="offset points", color=colors[name]
-            )
-    _band(against_alpha, e.alphas, sweep.network[:, k], colors["network"], "network")
-    against_alpha.set(
-        title=f"error against alpha, {e.shown} examples each", xlabel="alpha"
-    )
-    for name in METHODS:
-        x = np.stack([errors(sweep, i)[name] for i in range(len(e.num_examples))], 1)
-        label = "network, alpha by the truth" if name == "network" else name
-        _band(against_size, e.num_examples, x, colors[name], label)
-    against_size.set(title="error against local data", xlabel="examples per node")
-    against_size.legend(frameon=False, fontsize="small")
-    for axes in (against_alpha, against_size):
-        axes.set(xscale="log", yscale="log")
-        axes.set_ylabel(f"estimation error, mean and range of {e.num_seeds} draws")
-        axes.grid(alpha=0.25)
-    against_size.set_xticks(e.num_examples, [str(m) for m in e.num_examples])
-    against_size.minorticks_off()
-    _convergence(rounds, runs)
+        by_bound = converge_asynchronously(e, graph, problem, alpha)
+    draw_runs(rounds, runs, _UNPROVEN)
     rounds.set(
         title=f"rounds to the solution, alpha = {alpha:g}", ylabel="relative distance"
     )
-    return _written(result, path)
+    _errors(e, sweep, k, against_alpha, against_size)
 
-
-def asynchronous_figure(
-    experiment: Experiment, graph: Graph, sweep: Sweep, path: Path | None = None
-) -> Any:
-    """Draws who acts when in a part of the network, and how far it gets.
-
-    Returns:
-      A matplotlib Figure; written to `path` if given.
-    """
-    from matplotlib.figure import Figure
-
-    e = experiment
-    _, alpha, problem = _shown(e, graph, sweep)
-    with jax.enable_x64(True):
-        runs = converge_asynchronously(e, graph, problem, alpha)
     middle = e.bounds[len(e.bounds) // 2]
-    schedule = runs[middle][0]
-
-    result = Figure(figsize=(13.5, 4.6), layout="constrained")
-    left, right = result.subplots(1, 2, width_ratios=(8, 5))
     # More nodes of the same cluster could not be told apart.
-    shown = min(6, graph.num_nodes)
-    lines = plots.timeline(left, graph, schedule, range(shown), 24)
-    bar = result.colorbar(lines, ax=left, pad=0.01, aspect=30)
-    bar.set_ticks(range(schedule.max_delay + 1))
-    bar.minorticks_off()
-    bar.set_label("age of the copy that is read")
-    bar.outline.set_visible(False)
-    left.set_title(
+    shown = draw_schedule(late, timeline, graph, by_bound[middle][0], events=24)
+    timeline.set_title(
         f"who acts, on what copies: {shown} of {graph.num_nodes} nodes, B = {middle}"
     )
-    _convergence(right, {f"B = {bound}": run for bound, (_, run) in runs.items()})
-    right.set(
-        title=f"asynchronous FedRelax, alpha = {alpha:g}",
-        xlabel="event",
-        ylabel="relative distance",
-    )
-    return _written(result, path)
+    draw_runs(events, {f"B = {b}": run for b, (_, run) in by_bound.items()}, _UNPROVEN)
+    title = f"asynchronous FedRelax, alpha = {alpha:g}"
+    events.set(title=title, xlabel="event", ylabel="relative distance")
+    return {"gtvmin_demo": whole, "asynchronous": late}
 
 
 def main(experiment: Experiment) -> None:
@@ -437,24 +355,30 @@ def main(experiment: Experiment) -> None:
         ) from None
     found = sweep(experiment, graph)
     console.print(table(experiment, found))
-    for name, draw_it in (
-        ("gtvmin_demo", figure),
-        ("asynchronous", asynchronous_figure),
-    ):
-        path = experiment.out / f"{name}.png"
-        draw_it(experiment, graph, found, path)
-        console.print(f"figure: {path}", highlight=False)
+    for name, drawn in figures(experiment, graph, found).items():
+        save(drawn, experiment.out / f"{name}.png", console)
 
 
-def _shown(
-    experiment: Experiment, graph: Graph, sweep: Sweep
-) -> tuple[int, float, Problem]:
-    """Of the pictures: the place of `shown`, its best alpha, and the draw."""
-    e = experiment
-    k = e.num_examples.index(e.shown)
-    with jax.enable_x64(True):
-        problem = draw(e, graph, jax.random.key(0), e.shown)
-    return k, e.alphas[sweep.best(k)], problem
+def _errors(e: Experiment, sweep: Sweep, k: int, by_alpha: Any, by_size: Any) -> None:
+    """Errors with num_examples[k] against alpha, and all against local data."""
+    colors: dict[str, str] = dict(zip(METHODS, plots.COLORS, strict=False))
+    for name, x in errors(sweep, k).items():
+        if name != "network":
+            by_alpha.axhline(x.mean(), color=colors[name], linestyle="--", label=name)
+    _range(by_alpha, e.alphas, sweep.network[:, k], colors["network"], "network")
+    by_alpha.set(title=f"error against alpha, {e.shown} examples each", xlabel="alpha")
+    for name in METHODS:
+        x = np.stack([errors(sweep, i)[name] for i in range(len(e.num_examples))], 1)
+        label = "network, alpha by the truth" if name == "network" else name
+        _range(by_size, e.num_examples, x, colors[name], label)
+    by_size.set(title="error against local data", xlabel="examples per node")
+    for axes in (by_alpha, by_size):
+        axes.set(xscale="log", yscale="log")
+        axes.set_ylabel(f"estimation error, mean and range of {e.num_seeds} draws")
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize="small")
+    by_size.set_xticks(e.num_examples, [str(m) for m in e.num_examples])
+    by_size.minorticks_off()
 
 
 def _maps(figure: Any, axes: Any, graph: Graph, problem: Problem, alpha: float) -> None:
@@ -473,38 +397,16 @@ def _maps(figure: Any, axes: Any, graph: Graph, problem: Problem, alpha: float) 
     }
     most = 1.15 * np.abs(values["the truth"]).max()
     place = plots.layout(graph)
+    look = {"cmap": "RdYlBu_r", "vmin": -most, "vmax": most}
     nodes = None
     for panel, (name, value) in zip(axes, values.items(), strict=True):
-        nodes = plots.network(
-            panel, graph, value, place, cmap="RdYlBu_r", vmin=-most, vmax=most
-        )
+        nodes = plots.network(panel, graph, value, place, **look)
         panel.set_title(name)
     bar = figure.colorbar(nodes, ax=axes, shrink=0.8, pad=0.01, extend="both")
     bar.set_label("parameters, along the main\ndifference of the clusters")
     bar.outline.set_visible(False)
 
 
-def _convergence(axes: Any, runs: dict[str, Run]) -> None:
-    """Draws the runs; the legend names those without a bound."""
-    labels = {
-        name: name if run.bound is not None else f"{name}, no contraction proven"
-        for name, run in runs.items()
-    }
-    plots.convergence(
-        axes,
-        {labels[name]: run.error for name, run in runs.items()},
-        {name: run.bound for name, run in runs.items() if run.bound is not None},
-    )
-
-
-def _band(axes: Any, x: Any, y: np.ndarray, color: str, label: str) -> None:
+def _range(axes: Any, x: Any, y: np.ndarray, color: str, label: str) -> None:
     """The mean over seeds, and from the least to the most as a band."""
-    axes.plot(x, y.mean(0), "o-", color=color, label=label, markersize=4)
-    axes.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.18, linewidth=0)
-
-
-def _written(figure: Any, path: Path | None) -> Any:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    return figure
+    band(axes, x, y.mean(0), y.min(0), y.max(0), color, label)

@@ -20,12 +20,20 @@ from rich.table import Table
 from fedjax_core import check
 from fedjax_core.algorithms.networks import fedavg, fedgd, fedsgd
 from fedjax_core.datasets.networks import network_linear
+from fedjax_core.experiments.report import (
+    Run,
+    approach,
+    draw_runs,
+    draw_schedule,
+    panels,
+    save,
+    tabulate,
+)
 from fedjax_core.networks import (
     asynchronous,
     builders,
     gtvmin,
     operators,
-    plots,
     schedules,
 )
 from fedjax_core.networks.graph import Graph
@@ -49,6 +57,8 @@ class Experiment:
       bound: window in which every node acts, and largest age of a copy.
       seed: of everything drawn.
       out: directory for the figure.
+      run_dir: directory to record the runs in; an interrupted run of the same settings
+        goes on there, a finished one is shown again.
     """
 
     num_nodes: int = 12
@@ -61,6 +71,7 @@ class Experiment:
     bound: int = 4
     seed: int = 0
     out: Path = Path("runs/slide_demos")
+    run_dir: Path | None = None
 
     def __post_init__(self):
         check.positive_int(
@@ -101,13 +112,6 @@ class Problem(NamedTuple):
     local: Quadratic
 
 
-class Run(NamedTuple):
-    """Relative distances to the goal, ``[rounds + 1]``, and bounds where known."""
-
-    error: np.ndarray
-    bound: np.ndarray | None
-
-
 def draw(experiment: Experiment) -> Problem:
     """Draws features and noise; the network and the true parameters are fixed."""
     e = experiment
@@ -122,26 +126,18 @@ def draw(experiment: Experiment) -> Problem:
 def fedgd_with_a_server(experiment: Experiment, problem: Problem) -> Run:
     """Synchronous FedGD: a server passes on what nodes send, and keeps them in step."""
     graph, (Q, q, _), alpha = problem.graph, problem.local, experiment.alpha
-    solution = gtvmin.closed_form(graph, Q, q, alpha)
     low, high = contraction.extreme_eigenvalues(gtvmin.system(graph, Q, q, alpha)[0])
-    method = fedgd.make(
-        graph, quadratic(Q, q), alpha=alpha, eta=contraction.optimal_rate(low, high)
-    )
-    _, error = operators.run(
-        method,
-        jnp.zeros_like(q),
-        experiment.rounds,
-        channel=operators.relay,
-        record=lambda W: jnp.linalg.norm(W - solution),
-    )
-    return _run(error, jnp.linalg.norm(solution), contraction.optimal_factor(low, high))
+    eta = contraction.optimal_rate(low, high)
+    method = fedgd.make(graph, quadratic(Q, q), alpha=alpha, eta=eta)
+    goal = gtvmin.closed_form(graph, Q, q, alpha)
+    factor, server = contraction.optimal_factor(low, high), operators.relay
+    return approach(experiment, "server", method, goal, factor=factor, channel=server)
 
 
 def fedavg_with_batches(experiment: Experiment, problem: Problem) -> Run:
     """FedAvg: random batches, several local steps, half of the nodes in a round."""
     e, (Q, q, _) = experiment, problem.local
     pooled = gtvmin.locally_weighted(Q, q, jnp.ones(e.num_nodes))
-    best = jnp.broadcast_to(pooled, q.shape)
     slowest = float(jnp.linalg.eigvalsh(Q)[:, -1].max())
     method = fedavg.make(
         fedsgd.least_squares(problem.X, problem.y, e.batch_size),
@@ -150,14 +146,8 @@ def fedavg_with_batches(experiment: Experiment, problem: Problem) -> Run:
         local_steps=e.local_steps,
         clients=e.num_nodes // 2,
     )
-    _, error = operators.run(
-        method,
-        jnp.zeros_like(q),
-        e.rounds,
-        key=jax.random.key(e.seed),
-        record=lambda W: jnp.linalg.norm(W - best),
-    )
-    return _run(error, jnp.linalg.norm(best), None)
+    goal = jnp.broadcast_to(pooled, q.shape)
+    return approach(e, "fedavg", method, goal, seed=e.seed)
 
 
 def fedgd_without_a_clock(
@@ -165,20 +155,21 @@ def fedgd_without_a_clock(
 ) -> tuple[asynchronous.Schedule, Run]:
     """Asynchronous FedGD: nodes act at random, on what they last heard."""
     e, graph, (Q, q, _) = experiment, problem.graph, problem.local
-    solution = gtvmin.closed_form(graph, Q, q, e.alpha)
     eta = asynchronous.fedgd_rate_bound(graph, Q, e.alpha)
+    method = fedgd.make(graph, quadratic(Q, q), alpha=e.alpha, eta=eta)
     schedule = asynchronous.partially_asynchronous(
         graph, 2 * e.rounds, e.bound, jax.random.key(e.seed)
     )
-    _, error = asynchronous.run(
-        fedgd.make(graph, quadratic(Q, q), alpha=e.alpha, eta=eta),
-        schedule,
-        jnp.zeros_like(q),
-        record=lambda W: block_max_norm(W - solution),
+    run = approach(
+        e,
+        "no_clock",
+        method,
+        gtvmin.closed_form(graph, Q, q, e.alpha),
+        factor=asynchronous.fedgd_contraction(Q, eta),
+        norm=block_max_norm,
+        schedule=schedule,
     )
-    kappa = asynchronous.fedgd_contraction(Q, eta)
-    bound = asynchronous.contraction_bound(kappa, e.bound, np.arange(2 * e.rounds + 1))
-    return schedule, _run(error, block_max_norm(solution), bound)
+    return schedule, run
 
 
 def main(experiment: Experiment) -> None:
@@ -193,58 +184,28 @@ def main(experiment: Experiment) -> None:
         }
     console = Console()
     console.print(table(runs))
-    path = experiment.out / "slide_demos.png"
-    figure(problem.graph, schedule, runs, path)
-    console.print(f"figure: {path}", highlight=False)
+    drawn = figure(problem.graph, schedule, runs)
+    save(drawn, experiment.out / "slide_demos.png", console)
 
 
 def table(runs: dict[str, Run]) -> Table:
     """Distances at some rounds, and the bounds at the last one."""
-    out = Table(title="distance to the solution, relative to that from 0")
-    out.add_column("")
-    for name in ("after a quarter", "at the end", "at most"):
-        out.add_column(name, justify="right")
+    rows = []
     for name, (error, bound) in runs.items():
         last = "" if bound is None else f"{bound[-1]:.2g}"
-        out.add_row(name, f"{error[len(error) // 4]:.2g}", f"{error[-1]:.2g}", last)
-    return out
-
-
-def figure(
-    graph: Graph,
-    schedule: asynchronous.Schedule,
-    runs: dict[str, Run],
-    path: Path | None = None,
-) -> Any:
-    """Draws all distances, with bounds dashed, and the first events without a clock.
-
-    Returns:
-      A matplotlib Figure; written to `path` if given.
-    """
-    from matplotlib.figure import Figure
-
-    result = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = result.subplots(1, 2)
-    plots.convergence(
-        left,
-        {name: run.error for name, run in runs.items()},
-        {name: run.bound for name, run in runs.items() if run.bound is not None},
+        rows.append((name, f"{error[len(error) // 4]:.2g}", f"{error[-1]:.2g}", last))
+    return tabulate(
+        ("", "after a quarter", "at the end", "at most"),
+        rows,
+        title="distance to the solution, relative to that from 0",
     )
+
+
+def figure(graph: Graph, schedule: asynchronous.Schedule, runs: dict[str, Run]) -> Any:
+    """Draws all distances, with bounds dashed, and the first events without a clock."""
+    result, (left, right) = panels(11, 4.4)
+    draw_runs(left, runs)
     left.set(ylabel="relative distance to the solution", xlabel="round or event")
-    shown = range(min(6, graph.num_nodes))
-    ages = plots.timeline(right, graph, schedule, nodes=shown, events=20)
-    ticks = range(schedule.max_delay + 1)
-    result.colorbar(ages, ax=right, label="age of the copy, events", ticks=ticks)
+    draw_schedule(result, right, graph, schedule, events=20)
     right.set_title("the first events without a clock")
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        result.savefig(path, dpi=150)
     return result
-
-
-def _run(error: jax.Array, start: jax.Array, bound: Any) -> Run:
-    """Distances over the first one; a bound that is one number is a factor a round."""
-    relative = np.r_[1, np.asarray(error) / float(start)]
-    if bound is not None and jnp.ndim(bound) == 0:
-        bound = float(bound) ** np.arange(len(relative))
-    return Run(relative, None if bound is None else np.asarray(bound))

@@ -28,10 +28,3 @@ def x64():
 def run(request):
     """The function as it is, or compiled: both must give the same numbers."""
     return jax.jit if request.param == "jit" else lambda f: f
-
-
-@pytest.fixture
-def x64():
-    """Computes in double precision."""
-    with jax.enable_x64(True):
-        yield

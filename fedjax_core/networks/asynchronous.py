@@ -140,6 +140,38 @@ def run(
         of nodes or edges, or a leaf of W that has not one row per node where
         `Operator.keep` asks for it.
     """
+    (W, _), history = iterate(
+        step(operator, schedule, channel),
+        start(operator, schedule, W, key),
+        schedule.num_events,
+        key=key,
+        record=None if record is None else lambda state: record(state[0]),
+    )
+    return W, history
+
+
+def start(
+    operator: Operator, schedule: Schedule, W: PyTree, key: Key | None = None
+) -> tuple[PyTree, PyTree]:
+    """The state of `step` before event 0: W, and room for past messages.
+
+    Arguments and errors are those of `run`.
+    """
+    W = jax.tree.map(jnp.asarray, W)
+    if operator.graph is not None and operator.keep is keep_rows:
+        check_rows(operator.graph, W)
+    first = jax.eval_shape(operator.emit, W, jnp.int32(0), key)
+    depth = schedule.max_delay + 1
+    return W, jax.tree.map(lambda m: jnp.zeros((depth, *m.shape), m.dtype), first)
+
+
+def step(
+    operator: Operator, schedule: Schedule, channel: Channel | None = None
+) -> Callable[..., tuple[PyTree, PyTree]]:
+    """One event, ``((W, messages), t, key) -> (W, messages)``, see `start`.
+
+    Arguments and errors are those of `run`.
+    """
     graph = operator.graph
     if graph is None:
         raise ValueError("operator must have a graph to run asynchronously.")
@@ -165,19 +197,7 @@ def run(
         received = collect(operator, messages)
         return finish(operator, W, received, t, update_key, active[t]), ring
 
-    W = jax.tree.map(jnp.asarray, W)
-    if operator.keep is keep_rows:
-        check_rows(graph, W)
-    first = jax.eval_shape(operator.emit, W, jnp.int32(0), key)
-    ring = jax.tree.map(lambda m: jnp.zeros((depth, *m.shape), m.dtype), first)
-    (W, _), history = iterate(
-        event,
-        (W, ring),
-        schedule.num_events,
-        key=key,
-        record=None if record is None else lambda state: record(state[0]),
-    )
-    return W, history
+    return event
 
 
 def check_schedule(schedule: Schedule, graph: Graph) -> None:

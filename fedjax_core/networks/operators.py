@@ -118,6 +118,18 @@ def run(
     return iterate(step(operator, channel), W, rounds, key=key, record=record)
 
 
+def num_messages(operator: Operator, W: PyTree, t: Round, key: Key | None) -> jax.Array:
+    """Messages of round t, ``[]`` int32: one per directed edge of positive weight.
+
+    Without a graph, one to and one from the server per node that takes part.
+    """
+    if operator.graph is not None:
+        return 2 * jnp.sum(operator.graph.weight > 0, dtype=jnp.int32)
+    if operator.select is None:
+        return jnp.int32(2 * len(jax.tree.leaves(W)[0]))
+    return 2 * jnp.sum(operator.select(t, split(key, 4)[0]), dtype=jnp.int32)
+
+
 def finish(
     operator: Operator,
     W: PyTree,

@@ -74,7 +74,8 @@ def test_alpha_is_chosen_without_the_rows_that_are_reported(outcomes):
 
 
 def test_fedrelax_goes_to_the_solution(outcomes):
-    distance = fmi_weather.relax(outcomes[0], 0.1, outcomes[0].W[1], 400)
+    longer = dataclasses.replace(TINY, rounds=400)
+    distance = fmi_weather.relax(longer, outcomes[0], chosen=1).error
     assert np.all(np.diff(distance[:50]) < 0)
     assert distance[-1] < 0.1
 

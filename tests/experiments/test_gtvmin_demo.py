@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_core.experiments import gtvmin_demo
+from fedjax_core.experiments import gtvmin_demo, report
 from fedjax_core.networks import spectrum
 
 TINY = gtvmin_demo.Experiment(
@@ -134,14 +134,15 @@ def test_the_legend_names_methods_without_a_bound():
         "two": gtvmin_demo.Run(error, None),
     }
     axes: Any = Figure().subplots()
-    gtvmin_demo._convergence(axes, runs)
+    report.draw_runs(axes, runs, ", no contraction proven")
     texts = [text.get_text() for text in axes.get_legend().get_texts()]
     assert texts == ["one", "two, no contraction proven", "at most, by theory"]
 
 
-def test_fewer_examples_than_features_can_be_shown(tmp_path):
-    gtvmin_demo.main(dataclasses.replace(TINY, shown=1, out=tmp_path))
-    assert (tmp_path / "asynchronous.png").exists()
+def test_fewer_examples_than_features_can_be_shown(graph, found):
+    few = dataclasses.replace(TINY, shown=1)
+    drawn = gtvmin_demo.figures(few, graph, found)
+    assert list(drawn) == ["gtvmin_demo", "asynchronous"]
 
 
 def test_a_network_in_parts_ends_in_one_line(tmp_path):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_core import RunDirError
 from fedjax_core.experiments import slide_demos
 from fedjax_core.networks import spectrum
 
@@ -76,6 +77,18 @@ def test_it_prints_and_draws(tmp_path, capsys):
     for words in ("through a server", "FedAvg", "without a clock", "at most"):
         assert words in out
     assert (tmp_path / "out" / "slide_demos.png").stat().st_size > 10_000
+
+
+def test_a_recorded_run_goes_on_and_is_shown_again(problem, tmp_path):
+    e = dataclasses.replace(SMOKE, run_dir=tmp_path)
+    with jax.enable_x64(True):
+        run = slide_demos.fedavg_with_batches(SMOKE, problem)
+        slide_demos.fedavg_with_batches(dataclasses.replace(e, rounds=7), problem)
+        for _ in range(2):
+            longer = slide_demos.fedavg_with_batches(e, problem)
+            np.testing.assert_array_equal(longer.error, run.error)
+        with pytest.raises(RunDirError, match="alpha"):
+            slide_demos.fedavg_with_batches(dataclasses.replace(e, alpha=1.0), problem)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
 """Errors, uncertainty and the log of a run."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.networks.theory.problems import (
-    EDGES,
     GRAPH,
-    KEY,
     D,
     M,
     N,
@@ -18,9 +14,6 @@ from tests.networks.theory.problems import (
     ragged_setting,
 )
 
-from fedjax_core.algorithms.networks import fedrelax
-from fedjax_core.networks.operators import run as run_network
-from fedjax_core.networks.oracles import least_squares_statistics, quadratic
 from fedjax_core.networks.theory.explainability import (
     add_flipped,
     augment_by_guesses,
@@ -28,7 +21,6 @@ from fedjax_core.networks.theory.explainability import (
     replace_by_shifted,
 )
 from fedjax_core.networks.theory.oversight import (
-    log_lines,
     residual_variance,
     validation_error,
 )
@@ -45,40 +37,6 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 # T-T8: oversight.
-
-
-def test_the_log_is_the_same_for_the_same_key():
-    rng = np.random.default_rng(8)
-    X, y = jnp.asarray(rng.normal(size=(N, M, D))), jnp.asarray(rng.normal(size=(N, M)))
-    local = least_squares_statistics(X, y)
-    operator = fedrelax.make(GRAPH, quadratic(*local), alpha=1.0)
-
-    @jax.jit
-    def history(key):
-        start = jax.random.normal(key, (N, D))
-        return run_network(operator, start, 3, record=lambda W: W)[1]
-
-    def log(key, **more):
-        W = history(key)
-        errors = jax.vmap(lambda w: validation_error(w, X, y))(W)
-        return log_lines(W, {"alpha": 1.0}, graph=GRAPH, errors=errors, **more)
-
-    first = log(KEY)
-    assert first == log(KEY)
-    assert first != log(jax.random.key(1))
-    last = json.loads(first[-1])
-    assert last["round"] == 3
-    assert last["messages"] == 3 * 2 * len(EDGES)
-    assert last["gradients"] == 3 * N
-    assert last["config"] == {"alpha": 1.0}
-    np.testing.assert_allclose(
-        last["validation_error"], validation_error(history(KEY)[-1], X, y), rtol=1e-12
-    )
-    assert len({json.loads(line)["parameters"] for line in first}) == 3
-    stamped = log(KEY, time=lambda: "2023-04-01T00:00:00Z")
-    assert json.loads(stamped[0])["time"] == "2023-04-01T00:00:00Z"
-    with pytest.raises(ValueError, match="errors must have shape"):
-        log_lines(history(KEY), {}, graph=GRAPH, errors=np.zeros((2, N)))
 
 
 def test_uncertainty_of_predictions():
@@ -138,18 +96,3 @@ def test_columns_of_labels_are_not_broadcast():
     ):
         with pytest.raises(ValueError, match=words):
             call()
-
-
-def test_the_log_of_a_run_that_diverges_is_json():
-    W = jnp.zeros((2, N, D))
-    errors = np.ones((2, N))
-    errors[1, :2] = np.nan, np.inf
-
-    def refuse(name):
-        raise AssertionError(name)
-
-    _, line = log_lines(W, {}, graph=GRAPH, errors=errors)
-    found = json.loads(line, parse_constant=refuse)["validation_error"]
-    assert found == [None, None, 1.0, 1.0, 1.0, 1.0]
-    with pytest.raises(ValueError, match="config must be fit for JSON"):
-        log_lines(W, {"eta": np.nan}, graph=GRAPH)
