@@ -97,7 +97,7 @@ def load(
     Returns:
       Train, test and validation, each ``{"x": [n, size, size, C] float32 in [0, 1],
       "y": [n] int32}``. For chestmnist y is [n, 14] float32, 1 for each finding there
-      is.
+      is, else 0; partition it by one of them, ``label=("y", 3)``, or by none.
 
     Raises:
       ValueError: no such flag or size, or `verify` where no MD5 is known.

@@ -14,15 +14,8 @@ from numpy.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.data.packed import Dataset, FederatedData, Packed
 
-
-def generator(seed: int, *stream: int) -> np.random.Generator:
-    """A source of random numbers; `stream` sets it apart from other uses of the seed.
-
-    Raises:
-      ValueError, TypeError: see `check.seed`.
-    """
-    check.seed(seed=seed)
-    return np.random.default_rng([seed, *stream])
+Label = str | tuple[str, int]
+"""The name of labels [n], or the name and a column of labels [n, L]."""
 
 
 class Pools(NamedTuple):
@@ -45,35 +38,91 @@ class Pools(NamedTuple):
         return {k: np.bincount(of, minlength=n) for k, of in self.classes.items()}
 
 
-def pools(dataset: Dataset, label: str | None) -> Pools:
-    """Checks a dataset and indexes its classes; without `label`, all rows are alike.
+def prepare(
+    dataset: Dataset,
+    num_clients: int,
+    seed: int,
+    stream: int,
+    label: Label | None = None,
+) -> tuple[Pools, np.random.Generator]:
+    """What a partitioner starts with, its arguments checked.
+
+    Returns:
+      The pools, and a source of random numbers that `stream` sets apart from other uses
+      of the seed.
 
     Raises:
-      ValueError: no array called `label`, arrays of unequal length, labels not [n].
-      TypeError: no Dataset, labels that are not ints, bools or strings, or of two
-        kinds.
+      ValueError, TypeError: see the docstring of the package.
     """
+    check.positive_int(num_clients=num_clients)
+    return pools(dataset, label), generator(seed, stream)
+
+
+def generator(seed: int, *stream: int) -> np.random.Generator:
+    """Random numbers of a seed; `stream` sets them apart from its other uses."""
+    check.seed(seed=seed)
+    return np.random.default_rng([seed, *stream])
+
+
+def pools(dataset: Dataset, label: Label | None) -> Pools:
+    """Checks a dataset and indexes its classes; without `label`, all rows are alike."""
     check_dataset(dataset)
     splits = {name: _pool(arrays) for name, arrays in dataset.splits.items()}
     if label is None:
-        rows = {k: np.zeros(v.num_examples, np.int64) for k, v in splits.items()}
-        return Pools(splits, rows, np.zeros(1, np.int64))
-    for split in splits.values():
-        check.one_of(split.examples, label=label)
-    labels = [split.examples[label] for split in splits.values()]
-    for y in labels:
-        if y.ndim != 1:
-            raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
-        # Comparing 1 with "1", or 1 with 1.0, would make or merge classes unseen.
-        if y.dtype.kind not in "iubSU" or y.dtype.kind != labels[0].dtype.kind:
-            given = " and ".join(str(a.dtype) for a in labels)
-            raise TypeError(
-                f"{label} must be ints, bools or strings, of the same kind in every "
-                f"split, got {given}."
-            )
+        return all_alike(splits)
+    labels = [labels_of(split, label) for split in splits.values()]
+    # Comparing 1 with "1", or 1 with 1.0, would make or merge classes unseen.
+    if (
+        any(y.dtype.kind not in "iubSU" for y in labels)
+        or len({y.dtype.kind for y in labels}) > 1
+    ):
+        given = " and ".join(str(y.dtype) for y in labels)
+        raise TypeError(
+            f"{label} must be ints, bools or strings, of the same kind in every "
+            f"split, got {given}."
+        )
     names, index = np.unique(np.concatenate(labels), return_inverse=True)
     ends = np.cumsum([len(y) for y in labels])[:-1]
     return Pools(splits, dict(zip(splits, np.split(index, ends), strict=True)), names)
+
+
+def all_alike(splits: dict[str, Packed]) -> Pools:
+    """Pools of a single class."""
+    rows = {k: np.zeros(v.num_examples, np.int64) for k, v in splits.items()}
+    return Pools(splits, rows, np.zeros(1, np.int64))
+
+
+def labels_of(split: Packed, label: Label) -> np.ndarray:
+    """The class labels of a split, [n].
+
+    Of a multi-label array [n, L] the chosen column; 0.0 and 1.0, as losses of several
+    labels take them, are the classes 0 and 1.
+    """
+    name, column = (label, None) if isinstance(label, str) else label
+    check.one_of(split.examples, label=name)
+    y = split.examples[name]
+    if y.ndim == 2 and column is not None:
+        check.in_range(0, y.shape[1] - 1, **{f"column of {name}": column})
+        chosen = y[:, column]
+        binary = y.dtype.kind == "f" and np.isin(chosen, (0, 1)).all()
+        return chosen.astype(np.int64) if binary else chosen
+    if y.ndim != 1 or column is not None:
+        raise ValueError(
+            f"{name} must be one label per row, got shape {y.shape} for {label=}. Of "
+            f"several labels per row, [n, L], choose a column, as label=({name!r}, 0), "
+            f"or take a partitioner that reads no labels, such as iid."
+        )
+    return y
+
+
+def with_labels(split: Packed, label: Label, labels: np.ndarray) -> Packed:
+    """The split with other class labels [n] in the place that `labels_of` reads."""
+    if isinstance(label, str):
+        return Packed({**split.examples, label: labels}, split.offsets)
+    name, column = label
+    y = split.examples[name].copy()
+    y[:, column] = labels
+    return Packed({**split.examples, name: y}, split.offsets)
 
 
 def check_dataset(dataset: Any) -> None:
@@ -227,25 +276,23 @@ def _deal(
 
 
 def deal_evenly(
-    dataset: Dataset, num_clients: int, rng: np.random.Generator
+    pools: Pools, num_clients: int, rng: np.random.Generator
 ) -> FederatedData:
     """Deals random rows to clients of sizes that differ by one at most."""
-    pool = pools(dataset, None)
     counts = {
         name: even(split.num_examples, num_clients)[None]
-        for name, split in pool.splits.items()
+        for name, split in pools.splits.items()
     }
-    return deal(pool, counts, rng)
+    return deal(pools, counts, rng)
 
 
 def deal_sizes(
-    dataset: Dataset, shares: np.ndarray, rng: np.random.Generator, min_size: int = 0
+    pools: Pools, shares: np.ndarray, rng: np.random.Generator, min_size: int = 0
 ) -> FederatedData:
     """Deals random rows to clients of sizes in proportion to shares [N]."""
-    pool = pools(dataset, None)
     counts = {
         name: round_shares(shares, split.num_examples, rng.random())[None]
-        for name, split in pool.splits.items()
+        for name, split in pools.splits.items()
     }
     fill_small(counts["train"], min_size)
-    return deal(pool, counts, rng)
+    return deal(pools, counts, rng)
