@@ -141,17 +141,11 @@ def load(
     else:
         test = tables.hold_out(table[key], test_fraction, seed)
     numbers = np.stack([table[c] for c in NUMBERS], 1)
-    if standardize:
-        numbers = tables.standardize(numbers, ~test)
-    levels = [tables.one_hot(table[c], len(names)) for c, names in LEVELS.items()]
-    return tables.by_client(
-        np.array(LEVELS[key])[table[key]],
-        test,
-        {
-            "x": np.concatenate([numbers, *levels], 1).astype(np.float32),
-            "y": table["income"].astype(np.int32),
-        },
-    )
+    levels = [np.eye(len(names))[table[c]] for c, names in LEVELS.items()]
+    x = np.concatenate([numbers, *levels], 1)
+    clients = np.array(LEVELS[key])[table[key]]
+    scaled = slice(len(NUMBERS))
+    return tables.population(clients, test, x, table["income"], standardize, scaled)
 
 
 def _read(

@@ -79,13 +79,7 @@ def load(
     measured = [table[c] for c in _MEASURED if c != target]
     x = np.stack([*measured, np.sin(turn), np.cos(turn)], 1)
     test = tables.hold_out(table["station"], test_fraction, seed, table["cast"])
-    if standardize:
-        x = tables.standardize(x, ~test)
-    return tables.by_client(
-        table["station"],
-        test,
-        {"x": x.astype(np.float32), "y": table[target].astype(np.float32)},
-    )
+    return tables.population(table["station"], test, x, table[target], standardize)
 
 
 def _month(depth_id: str) -> int:
@@ -97,23 +91,15 @@ def _month(depth_id: str) -> int:
 
 
 def _read_bottle(file: Path) -> dict[str, np.ndarray]:
-    measured = dict.fromkeys(_BOTTLE_NAMES, csv_files.optional(csv_files.number, ""))
-    table = csv_files.read(
-        file,
-        {
-            "Cst_Cnt": csv_files.integer,
-            "Sta_ID": csv_files.name,
-            "Depth_ID": _month,
-            **measured,
-        },
-        encoding="latin-1",
-    )
-    return {
-        "cast": table["Cst_Cnt"],
-        "station": table["Sta_ID"],
-        "month": table["Depth_ID"],
-        **{c: table[b] for c, b in zip(_MEASURED, _BOTTLE_NAMES, strict=True)},
+    fields = {
+        **dict.fromkeys(_BOTTLE_NAMES, csv_files.optional(csv_files.number, "")),
+        "Cst_Cnt": csv_files.integer,
+        "Sta_ID": csv_files.name,
+        "Depth_ID": _month,
     }
+    table = csv_files.read(file, fields, encoding="latin-1")
+    names = (*_MEASURED, "cast", "station", "month")
+    return {c: table[b] for c, b in zip(names, fields, strict=True)}
 
 
 def _read_npz(file: Path) -> dict[str, np.ndarray]:

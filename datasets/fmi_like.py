@@ -92,7 +92,6 @@ def daily(
     check.positive_int(num_stations=num_stations, num_windows=num_windows)
     check.non_negative(first_day=first_day)
     check.seed(seed=seed)
-    check.in_range(0, 1, test_fraction=test_fraction)
     rng = np.random.default_rng([seed, 201])
     place = np.column_stack(
         [rng.uniform(60, 70, num_stations), rng.uniform(20, 31, num_stations)]
@@ -101,16 +100,9 @@ def daily(
     days = _temperature(rng, place, hours).T.reshape(-1, _PAST + 1, 24)
     highest, lowest = days.max(2), days.min(2)  # [N * num_windows, 6]
     x, y = np.hstack([highest[:, :-1], lowest[:, :-1]]), highest[:, -1]
-    num_test = min(round(test_fraction * num_windows), num_windows - 1)
-    test = np.tile(np.arange(num_windows) >= num_windows - num_test, num_stations)
-    if standardize:
-        x = tables.standardize(x, ~test)
-    data = tables.by_client(
-        np.repeat(np.arange(num_stations), num_windows),
-        test,
-        {"x": x.astype(np.float32), "y": y.astype(np.float32)},
-    )
-    return data, place
+    station = np.repeat(np.arange(num_stations), num_windows)
+    test = tables.hold_out_last(station, test_fraction)
+    return tables.population(station, test, x, y, standardize), place
 
 
 def hourly(num_hours: int = 720, first_day: int = 90, seed: int = 0) -> np.ndarray:

@@ -107,24 +107,19 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
         )[1]
         blocks.append(rows)
         is_test.append(np.isin(np.arange(len(rows)), test))
-    hospitals = np.repeat(HOSPITALS, [len(b) for b in blocks])
-    test = np.concatenate(is_test)
     column = dict(
         zip([COLUMNS[i] for i in wanted], np.concatenate(blocks).T, strict=True)
     )
-    if standardize:
-        measured = np.stack([column[c] for c in _MEASURED], 1)
-        column |= zip(_MEASURED, tables.standardize(measured, ~test).T, strict=True)
+    kept = [c for c in column if c not in ("cp", "restecg", "num")]
     levels = [column["cp"] == v for v in (2, 3, 4)]
     levels += [column["restecg"] == v for v in (1, 2)]
-    kept = [v for c, v in column.items() if c not in ("cp", "restecg", "num")]
-    return tables.by_client(
-        hospitals,
-        test,
-        {
-            "x": np.stack(kept + levels, 1).astype(np.float32),
-            "y": (column["num"] > 0).astype(np.int32),
-        },
+    return tables.population(
+        np.repeat(HOSPITALS, [len(b) for b in blocks]),
+        np.concatenate(is_test),
+        np.stack([*(column[c] for c in kept), *levels], 1),
+        (column["num"] > 0).astype(np.int32),
+        standardize,
+        [kept.index(c) for c in _MEASURED],
     )
 
 

@@ -59,22 +59,13 @@ def load(
       TypeError: seed is not an int.
     """
     file = files.find(path, ["LandmineData.mat", "landmine.npz"], SOURCE)
-    if file.suffix == ".npz":
-        columns = {
-            "x": (np.floating, (None, NUM_FEATURES)),
-            "y": (np.integer, (None,)),
-            "field": (np.integer, (None,)),
-        }
-        x, y, field = tables.read_npz(file, columns).values()
-        x = tables.no_gaps(file, "array 'x'", x)
-    else:
-        x, y, field = matlab.read_tasks(file, "feature", "label", NUM_FEATURES)
+    x, y, field = matlab.read_tasks(
+        file, ("feature", "label"), "field", NUM_FEATURES, np.integer
+    )
     if not np.isin(y, (0, 1)).all():
         found = y[~np.isin(y, (0, 1))][0]
         raise DataFileError(file, "labels", f"expected 0 and 1, found {found}.")
     y = y.astype(np.int32)
     both = np.char.add(field.astype(str), np.where(y == 1, " mine", " clutter"))
     test = tables.hold_out(both, test_fraction, seed)
-    if standardize:
-        x = tables.standardize(x, ~test)
-    return tables.by_client(field, test, {"x": x.astype(np.float32), "y": y})
+    return tables.population(field, test, x, y, standardize)

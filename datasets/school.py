@@ -59,22 +59,10 @@ def load(
       TypeError: seed is not an int.
     """
     file = files.find(path, ["school.mat", "school_exam.npz"], SOURCE)
-    if file.suffix == ".npz":
-        columns = {
-            "x": (np.floating, (None, NUM_FEATURES)),
-            "y": (np.floating, (None,)),
-            "school": (np.integer, (None,)),
-        }
-        x, y, school = tables.read_npz(file, columns).values()
-        x = tables.no_gaps(file, "array 'x'", x)
-        y = tables.no_gaps(file, "array 'y'", y)
-    else:
-        x, y, school = matlab.read_tasks(file, "X", "Y", NUM_FEATURES)
+    x, y, school = matlab.read_tasks(
+        file, ("X", "Y"), "school", NUM_FEATURES, np.floating
+    )
     if y.min() < 0:
         raise DataFileError(file, "scores", f"expected none below 0, found {y.min()}.")
     test = tables.hold_out(school, test_fraction, seed)
-    if standardize:
-        x[:, :-1] = tables.standardize(x[:, :-1], ~test)
-    return tables.by_client(
-        school, test, {"x": x.astype(np.float32), "y": y.astype(np.float32)}
-    )
+    return tables.population(school, test, x, y, standardize, slice(-1))

@@ -1,11 +1,12 @@
 """From the rows of a table to clients: gaps, held-out rows, scaling, packing.
 
-A reader gets columns from a file, chooses test rows with `hold_out`, scales with what
-the train rows say and packs the rows `by_client`. Test rows enter no statistic.
+A reader gets columns from a file, chooses test rows with `hold_out` or `hold_out_last`,
+and packs x and y by client with `population`, which scales with what the train rows
+say. Test rows enter no statistic.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,17 @@ def hold_out(
     return test
 
 
+def hold_out_last(keys: np.ndarray, fraction: float) -> np.ndarray:
+    """Chooses the last rows of every key as test, as `hold_out`: [n] bool."""
+    check.in_range(0, 1, test_fraction=fraction)
+    test = np.zeros(len(keys), bool)
+    for key in np.unique(keys):
+        rows = np.flatnonzero(keys == key)
+        count = min(round(fraction * len(rows)), len(rows) - 1)
+        test[rows[len(rows) - count :]] = True
+    return test
+
+
 def fill_gaps(x: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Puts the train mean of a column where it is NaN; 0 if train has only NaN there.
 
@@ -143,9 +155,28 @@ def standardize(x: np.ndarray, train: np.ndarray) -> np.ndarray:
     return np.clip(scaled, -_LARGEST, _LARGEST)
 
 
-def one_hot(index: np.ndarray, num_levels: int) -> np.ndarray:
-    """[n] ints in 0..num_levels-1 as [n, num_levels] float64 of zeros and ones."""
-    return np.eye(num_levels)[index]
+def population(
+    keys: np.ndarray,
+    test: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    scaled: bool,
+    columns: slice | Sequence[int] = slice(None),
+) -> FederatedData:
+    """Packs features and targets by client, see `by_client`.
+
+    Args:
+      keys: [n] ints or strs, the client of every row.
+      test: [n] bool, rows of the test split.
+      x: [n, d]; becomes float32.
+      y: [n]; floats become float32, ints int32.
+      scaled: `standardize` the features first.
+      columns: those features that are scaled.
+    """
+    if scaled:
+        x[:, columns] = standardize(x[:, columns], ~test)
+    kind = np.float32 if y.dtype.kind == "f" else np.int32
+    return by_client(keys, test, {"x": x.astype(np.float32), "y": y.astype(kind)})
 
 
 def by_client(

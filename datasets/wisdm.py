@@ -84,13 +84,7 @@ def load(
     )
     test = tables.hold_out(table["user"], test_fraction, seed)
     x = tables.fill_gaps(np.stack([table[c] for c in FEATURES], 1), ~test)
-    if standardize:
-        x = tables.standardize(x, ~test)
-    return tables.by_client(
-        table["user"],
-        test,
-        {"x": x.astype(np.float32), "y": table[label].astype(np.int32)},
-    )
+    return tables.population(table["user"], test, x, table[label], standardize)
 
 
 def _header_lines(file: Path) -> int:
