@@ -108,26 +108,17 @@ def load(
 ) -> FederatedData:
     """Loads the complete rows by client.
 
-    Args:
-      path: folder with ``adult.data`` and ``adult.test``, the original files, or with
-        ``adult_income.csv.gz`` (a header with names such as "hr_per_week" and
-        "country"); or ``adult.data`` or ``adult_income.csv.gz`` itself.
-      client: what tells clients apart; "country" is the column native-country.
-      test_fraction: None tests on ``adult.test``; a number holds out that share of
-        every client's train rows instead.
-      seed: int >= 0 that chooses those.
-      standardize: scale the six numbers as the module says.
+    Arguments and errors as in `tables`, but:
 
-    Returns:
-      Train and test, each ``{"x": [n, 105] float32, "y": [n] int32}``, y = 1 for over
-      $50,000. A client that is in one split only is empty in the other.
+    - path: folder with ``adult.data`` and ``adult.test``, the original files, or with
+      ``adult_income.csv.gz`` (a header with names such as "hr_per_week" and "country");
+      or ``adult.data`` or ``adult_income.csv.gz`` itself.
+    - client: what tells clients apart; "country" is the column native-country.
+    - test_fraction: None tests on ``adult.test``; a number holds out that share of
+      every client's train rows instead.
 
-    Raises:
-      FileNotFoundError: a file is missing; says where to get it.
-      DataFileError: a file is not as it should be; names the line and the column.
-      ValueError: client is not one of the three, test_fraction not in [0, 1], or seed
-        negative.
-      TypeError: seed is not an int.
+    Clients have ``{"x": [n, 105] float32, "y": [n] int32}``, y = 1 for over $50,000. A
+    client that is in one split only is empty in the other.
     """
     check.one_of(("education", "occupation", "country"), client=client)
     key = "native-country" if client == "country" else client

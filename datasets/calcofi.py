@@ -47,28 +47,12 @@ def load(
     seed: int = 0,
     standardize: bool = True,
 ) -> FederatedData:
-    """Loads the samples by station.
+    """Loads the samples by station; arguments and errors as in `tables`.
 
-    Args:
-      path: folder with ``bottle.csv`` (Latin-1, the original) or with
-        ``calcofi_bottle.npz`` (an array per column); or that file.
-      target: what is to be predicted.
-      test_fraction: share of every station's casts that goes to test. Samples of one
-        cast are close to each other, so a cast is not split.
-      seed: int >= 0 that chooses them.
-      standardize: scale the features as the module says.
-
-    Returns:
-      Train and, unless test_fraction is 0, test of one client per station, each
-      ``{"x": [n, 5] float32, "y": [n] float32}``.
-
-    Raises:
-      FileNotFoundError: no file; says where to get it.
-      DataFileError: the file is not as it should be; names the line and the column, or
-        the array.
-      ValueError: target is not one of the two, test_fraction not in [0, 1], or seed
-        negative.
-      TypeError: seed is not an int.
+    The file is ``bottle.csv`` (Latin-1, the original) or ``calcofi_bottle.npz`` (an
+    array per column). One client per station, ``{"x": [n, 5] float32, "y": [n]
+    float32}``, y the `target`. Samples of one cast are close to each other, so a cast
+    is not split: `test_fraction` is a share of casts.
     """
     check.one_of(("salinity", "temperature_c"), target=target)
     file = files.find(path, ["bottle.csv", "calcofi_bottle.npz"], SOURCE)

@@ -9,6 +9,21 @@ a `convert` makes the model's ``{"x": ..., "y": ...}`` of them. A loader packs w
   ``.test`` of one population;
 * where they hold different clients, a split is a population of its own: ``split=`` says
   which, and its examples are ``.train``.
+
+What all readers of containers take and raise:
+
+Args:
+  folder: holds the files that the reader names.
+  clients: names of those wanted, distinct; None for all.
+  max_clients: the first so many of them, in the order of the file, >= 1; None for all.
+
+Raises:
+  FileNotFoundError: there are no such files. Says how to get them.
+  DataFileError: a file is damaged or laid out differently, a client wanted is not in
+    it, or one call reads train and test and they hold different clients.
+  ValueError: no such split, or another argument out of its range.
+  TypeError: `clients` is one str, or a number not an int.
+  ImportError: a package that the format needs is missing. Says which.
 """
 
 import contextlib
@@ -36,17 +51,10 @@ def choose(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> list[str]:
-    """The clients to read, in the order of `names`.
-
-    Args:
-      path: the container, for errors.
-      names: all clients in it.
-      clients: those wanted, distinct; None for all.
-      max_clients: the first so many of them; None for all.
+    """The clients to read, in the order of `names`, all that `path` holds.
 
     Raises:
       DataFileError: a name is not text, occurs twice, or a client wanted is not there.
-      ValueError, TypeError: see `check_wanted`.
     """
     check_wanted(clients, max_clients)
     seen: dict[str, None] = {}
@@ -67,12 +75,7 @@ def choose(
 
 
 def check_wanted(clients: Sequence[str] | None, max_clients: int | None) -> None:
-    """Checks a choice of clients.
-
-    Raises:
-      ValueError: `clients` is empty or holds a name twice, or max_clients < 1.
-      TypeError: `clients` is one str, or max_clients not an int.
-    """
+    """Checks a choice of clients, before a file is looked for."""
     if max_clients is not None:
         check.positive_int(max_clients=max_clients)
     if clients is None:
@@ -113,16 +116,12 @@ def same_clients(
 ) -> FederatedData:
     """Packs train and test of the same clients, in the order of train.
 
-    Args:
-      path: what holds them, for errors.
-      read: gives the clients of "train" or "test".
-      clients: passed to `read`.
-      max_clients: passed to `read` of train; test is read for the same clients.
-      hint: what to do if the clients differ.
+    `read` gives the clients of "train" or "test" in `path`. Test is read for the
+    clients of train.
 
     Raises:
-      DataFileError: the splits hold different clients, shapes or dtypes, or one is a
-        copy of the other.
+      DataFileError: the splits hold different clients, which `hint` is added to, or
+        different shapes or dtypes, or one is a copy of the other.
     """
     train = _collect(path, read("train", clients, max_clients))
     part = clients is not None or max_clients is not None
@@ -144,13 +143,9 @@ def same_clients(
     except ValueError as error:
         raise DataFileError(path, "shapes", str(error)) from error
     # A single example may well occur in both: two short speeches, say.
-    if one.num_examples > 1 and all(
-        np.array_equal(a, b)
-        for a, b in (
-            (one.offsets, other.offsets),
-            *((one.examples[name], other.examples[name]) for name in one.examples),
-        )
-    ):
+    arrays = ({"": split.offsets, **split.examples} for split in (one, other))
+    first, second = arrays
+    if one.num_examples > 1 and all(np.array_equal(first[k], second[k]) for k in first):
         raise DataFileError(
             path, "test", "expected examples of its own, found those of train again."
         )
@@ -158,11 +153,7 @@ def same_clients(
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: a dict of the pairs; a name that is there twice is an error.
-
-    Raises:
-      ValueError: names the name.
-    """
+    """For `json.loads`: a dict of the pairs; ValueError names a name that is twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]

@@ -6,6 +6,8 @@ family give the same arrays as those of `tff`, with two differences: clients run
 order of the file, which FedJAX has shuffled, and an id of EMNIST has a hash in front,
 ``<16 characters>:f<writer>_<2 digits>``.
 
+Arguments and errors as in `containers`, others as those of `tff`; msgpack is needed.
+
 Client key: the ids of the files. Polarity and normalisation: as in `tff`; EMNIST is
 inverted to ink 1.
 
@@ -57,20 +59,7 @@ def emnist(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """Handwritten digits and letters by writer, as `tff.emnist` gives them.
-
-    Args:
-      folder: holds federated_emnist_{train,test}.sqlite, or with `only_digits`
-        federated_emnist_digitsonly_{train,test}.sqlite.
-      only_digits: the 10 digits rather than all 62 classes.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged, or train and test hold different writers.
-      ImportError: msgpack is missing.
-    """
+    """As `tff.emnist`, of federated_emnist[_digitsonly]_{train,test}.sqlite."""
     name = "federated_emnist_digitsonly" if only_digits else "federated_emnist"
     num_classes = 10 if only_digits else 62
     to_arrays = functools.partial(tff.emnist_examples, num_classes=num_classes)
@@ -83,20 +72,7 @@ def shakespeare(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """The next character of roles, as `tff.shakespeare` gives it.
-
-    Args:
-      folder: holds shakespeare_{train,test}.sqlite.
-      length: characters of an example.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged, or train and test hold different roles.
-      ValueError: length < 1.
-      ImportError: msgpack is missing.
-    """
+    """As `tff.shakespeare`, of shakespeare_{train,test}.sqlite."""
     check.positive_int(length=length)
     to_arrays = functools.partial(tff.shakespeare_examples, length=length)
     return _both(folder, "shakespeare", "shakespeare", to_arrays, clients, max_clients)
@@ -110,23 +86,7 @@ def stack_overflow(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """The next word of users' posts, as `tff.stack_overflow` gives it.
-
-    Args:
-      folder: holds stackoverflow_{train,held_out,test}.sqlite, and
-        stackoverflow.word_count if `word_ids` is None.
-      split: "train", "heldout" or "test", three populations of different users.
-      word_ids: word -> id, see `tff.stack_overflow`.
-      length: words of an example.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged.
-      ValueError: there is no such split, or length < 1.
-      ImportError: msgpack is missing.
-    """
+    """As `tff.stack_overflow`, of stackoverflow_{train,held_out,test}.sqlite."""
     check.one_of(("train", "heldout", "test"), split=split)
     check.positive_int(length=length)
     name = "held_out" if split == "heldout" else split
@@ -147,17 +107,8 @@ def iterate(
 ) -> Clients:
     """Yields the clients of a file in its order, one in memory at a time.
 
-    Args:
-      path: an `.sqlite` file of FedJAX.
-      to_arrays: makes arrays of a client's features, such as `tff.emnist_examples`;
-        None for the features as stored, texts as object arrays of bytes.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Raises:
-      DataFileError: the file is damaged or laid out differently, or a client is not in
-        it.
-      ImportError: msgpack is missing.
+    `to_arrays` makes arrays of a client's features, such as `tff.emnist_examples`; None
+    gives the features as stored, texts as object arrays of bytes.
     """
     raw = _iterate(Path(path), clients, max_clients)
     return raw if to_arrays is None else convert(path, raw, to_arrays)

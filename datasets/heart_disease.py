@@ -65,22 +65,13 @@ _MEASURED = ("age", "trestbps", "chol", "thalach", "oldpeak")
 def load(path: Path | str, seed: int = 43, standardize: bool = True) -> FederatedData:
     """Loads the four hospitals as FLamby prepares them.
 
-    Args:
-      path: folder with ``processed.<hospital>.data`` of all four hospitals.
-      seed: int in 0..2**32 - 1 that chooses the train rows: 66 % of every hospital,
-        with its share of ill patients where it has more than two of each kind. 43 is
-        FLamby's split.
-      standardize: scale the five measured columns as the module says.
+    Arguments and errors as in `tables`, but `path` is a folder with
+    ``processed.<hospital>.data`` of all four, and `seed` in 0..2**32 - 1 chooses the
+    train rows: 66 % of every hospital, with its share of ill patients where it has more
+    than two of each kind. 43 is FLamby's split.
 
-    Returns:
-      Train and test of 4 clients, each ``{"x": [n, 13] float32, "y": [n] int32}``,
-      y = 1 for heart disease (num > 0). Rows keep the order of the files.
-
-    Raises:
-      FileNotFoundError: a file is missing; says where to get it.
-      DataFileError: a file is not as it should be; names the line and the column.
-      ValueError: seed is not in 0..2**32 - 1, what scikit-learn takes.
-      TypeError: seed is not an int.
+    Train and test of 4 clients, each ``{"x": [n, 13] float32, "y": [n] int32}``, y = 1
+    for heart disease (num > 0). Rows keep the order of the files.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 
@@ -126,11 +117,7 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
 def read(path: Path | str) -> dict[str, np.ndarray]:
     """The files as they are: hospital -> [n, 14] float64, NaN where a value is missing.
 
-    Args:
-      path: folder with ``processed.<hospital>.data`` of all four hospitals.
-
-    Raises:
-      FileNotFoundError, DataFileError: as `load`; also if two files have equal content.
+    Errors as `load`; also if two files have equal content.
     """
     found = {hospital: _find(path, hospital) for hospital in HOSPITALS}
     hospitals: dict[str, np.ndarray] = {}

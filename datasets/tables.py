@@ -3,6 +3,24 @@
 A reader gets columns from a file, chooses test rows with `hold_out` or `hold_out_last`,
 and packs x and y by client with `population`, which scales with what the train rows
 say. Test rows enter no statistic.
+
+What every `load` of a table takes and raises, unless it says otherwise:
+
+Args:
+  path: folder that holds one of the files that the module names, or that file.
+  test_fraction: share of every client's rows that goes to test, in [0, 1].
+  seed: int >= 0 that chooses them.
+  standardize: scale the features as the module says.
+
+Returns:
+  Train and, unless test_fraction is 0, test: x [n, d] float32, y [n].
+
+Raises:
+  FileNotFoundError: no file; says where to get it.
+  DataFileError: a file is not as it should be; names the line and the column, the
+    variable or the array.
+  ValueError: an argument is out of its range.
+  TypeError: seed is not an int.
 """
 
 import logging
@@ -24,11 +42,7 @@ _LOG = logging.getLogger("fedjax_core")
 def read_npz(
     path: Path | str, columns: Mapping[str, npz.Expected]
 ) -> dict[str, np.ndarray]:
-    """Reads arrays of equal length, the columns of a table, from an npz file.
-
-    Args:
-      path: the file.
-      columns: name -> dtype and shape, as for `npz.read`.
+    """Reads arrays of equal length, the columns of a table, by `npz.read`.
 
     Raises:
       DataFileError: as `npz.read`; or arrays differ in length, or hold numbers that are
@@ -48,11 +62,7 @@ def read_npz(
 
 
 def no_gaps(path: Path | str, where: str, array: np.ndarray) -> np.ndarray:
-    """The array, as float64.
-
-    Raises:
-      DataFileError: it has a NaN.
-    """
+    """The array as float64; a NaN in it is a DataFileError."""
     array = array.astype(np.float64)
     if np.isnan(array).any():
         raise DataFileError(path, where, "expected numbers, found NaN.")
@@ -79,7 +89,7 @@ def hold_out(
     seed: int,
     groups: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Chooses test rows, key by key.
+    """Chooses test rows, key by key: [n] bool.
 
     Args:
       keys: [n] ints or strs, the client of every row (or what else to split within).
@@ -88,13 +98,6 @@ def hold_out(
       seed: int >= 0.
       groups: [n] ints; rows of a key with the same number stay together. The share is
         then of groups.
-
-    Returns:
-      [n] bool, True for test.
-
-    Raises:
-      ValueError: fraction is not in [0, 1], or seed is negative.
-      TypeError: seed is not an int.
     """
     check.in_range(0, 1, test_fraction=fraction)
     check.seed(seed=seed)
@@ -122,31 +125,18 @@ def hold_out_last(keys: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def fill_gaps(x: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Puts the train mean of a column where it is NaN; 0 if train has only NaN there.
-
-    Args:
-      x: [n, d] float64.
-      train: [n] bool, the rows whose mean is taken.
-    """
+    """Puts the mean of the rows `train` [n] where x [n, d] is NaN, or 0 without any."""
     known = ~np.isnan(x[train])
     sums = np.where(known, x[train], 0).sum(0)
     return np.where(np.isnan(x), sums / np.maximum(known.sum(0), 1), x)
 
 
 def standardize(x: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Gives every column mean 0 and variance 1 over the train rows of all clients.
+    """Gives every column of x [n, d] mean 0 and variance 1 over the rows `train` [n].
 
-    One mean and one deviation for all clients, as a server that sums up the clients'
-    sums would find them; so clients stay as different as they are. A column that is
-    constant in train is centred only.
-
-    Args:
-      x: [n, d] float64, without NaN.
-      train: [n] bool, the rows whose mean and deviation (of the population, 1 / n) are
-        taken.
-
-    Returns:
-      [n, d] float64.
+    One mean and one deviation (of the population, 1 / n) for all clients, as a server
+    that sums up the clients' sums would find them; so clients stay as different as they
+    are. A column that is constant in train is centred only.
     """
     mean, std = x[train].mean(0), x[train].std(0)
     varies = (np.ptp(x[train], axis=0) > 0) & (std > 0)
@@ -163,15 +153,10 @@ def population(
     scaled: bool,
     columns: slice | Sequence[int] = slice(None),
 ) -> FederatedData:
-    """Packs features and targets by client, see `by_client`.
+    """Packs features x [n, d] and targets y [n], see `by_client`.
 
-    Args:
-      keys: [n] ints or strs, the client of every row.
-      test: [n] bool, rows of the test split.
-      x: [n, d]; becomes float32.
-      y: [n]; floats become float32, ints int32.
-      scaled: `standardize` the features first.
-      columns: those features that are scaled.
+    x becomes float32, and so do y of floats; y of ints become int32. With `scaled`,
+    those `columns` of x are standardised first.
     """
     if scaled:
         x[:, columns] = standardize(x[:, columns], ~test)
@@ -182,12 +167,10 @@ def population(
 def by_client(
     keys: np.ndarray, test: np.ndarray, examples: Mapping[str, np.ndarray]
 ) -> FederatedData:
-    """Packs rows by client, clients in sorted order, rows in the order they have.
+    """Packs name -> [n, ...] by the client of every row, `keys` [n] ints or strs.
 
-    Args:
-      keys: [n] ints or strs, the client of every row.
-      test: [n] bool, rows of the test split; without any the result has none.
-      examples: name -> [n, ...].
+    Clients are in sorted order, rows in the order they have. Rows where `test` [n] is
+    True are the test split; without any there is none.
     """
     columns = {**examples, "client": keys}
     train, held_out = (

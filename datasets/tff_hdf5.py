@@ -30,19 +30,12 @@ def iterate(
 ) -> Clients:
     """Yields the clients of a file, sorted by id, one in memory at a time.
 
-    Args:
-      path: an `.h5` file.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
+    Arguments and errors as in `containers`. Data that lie in other files (links,
+    external storage) are refused.
 
     Yields:
       Client id and feature name -> [n_i, ...], as stored; texts as object arrays of
       bytes.
-
-    Raises:
-      DataFileError: the file is damaged or laid out differently, or a client is not in
-        it. Data that lie in other files (links, external storage) are refused.
-      ImportError: h5py is missing.
     """
     try:
         import h5py  # of the extra, and slow to import

@@ -36,20 +36,12 @@ def iterate(
 ) -> Clients:
     """Yields the clients of a split, sorted by id, one in memory at a time.
 
-    Args:
-      path: an `.sqlite` file, or an `.sqlite.lzma` file, which is unpacked beside
-        itself first, see `unpack`.
-      split: its name in the file, such as "train" or "digits_only_test".
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
+    Arguments and errors as in `containers`. An `.sqlite.lzma` file is unpacked beside
+    itself first, see `unpack`.
 
     Yields:
       Client id and feature name -> [n_i, k], or [n_i] where every example has one
       value: float32, int64, or object arrays of bytes.
-
-    Raises:
-      DataFileError: the file is damaged or laid out differently, it has no such split,
-        or a client is not in it.
     """
     path = Path(path)
     if path.suffix == ".lzma":

@@ -47,6 +47,12 @@ def find(folder: Path | str, names: Sequence[str], source: str) -> Path:
     )
 
 
+def visible_files(folder: Path | str, pattern: str) -> list[Path]:
+    """The files in a folder that match a pattern and are not hidden, sorted."""
+    found = Path(folder).glob(pattern)
+    return sorted(p for p in found if p.is_file() and not p.name.startswith("."))
+
+
 def max_unpacked(num_bytes: int) -> int:
     """How many bytes so many compressed ones may hold before they count as a bomb.
 
