@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import Dataset
+from fedjax_core.datasets import images
 
 
 def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -44,11 +45,7 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     check.in_range(0, 1, test_fraction=test_fraction)
     check.seed(seed=seed)
     pixels, labels = load_digits(return_X_y=True)
-    rng = np.random.default_rng(seed)
-    is_test = np.zeros(len(labels), bool)
-    for digit in range(10):
-        rows = rng.permutation(np.flatnonzero(labels == digit))
-        is_test[rows[: round(test_fraction * len(rows))]] = True
+    is_test = images.hold_out(labels, test_fraction, seed)
     x, y = np.asarray(pixels, np.float32) / 16, np.asarray(labels, np.int32)
     return Dataset(
         train={"x": x[~is_test], "y": y[~is_test]},

@@ -37,7 +37,6 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import Dataset
-from fedjax_core.data.readers import npz
 from fedjax_core.data.readers.files import DataFileError, find
 from fedjax_core.datasets import images
 
@@ -83,26 +82,18 @@ def load(
     verify: bool = False,
     complete: bool = True,
 ) -> Dataset:
-    """Loads one set, with the validation split it comes with.
+    """Loads one set with its validation split.
 
-    Args:
-      path: the folder that holds ``<flag>.npz``, or ``<flag>_<size>.npz`` for other
-        sizes than 28; or that file.
-      flag: which set, see the table above.
-      size: pixels along a side, 28, 64, 128 or 224.
-      verify: compare the file's MD5 with the published one, known for size 28.
-      complete: insist on the numbers of images in the table; False accepts a part of
-        them.
+    Arguments and errors as in `images`, and:
 
-    Returns:
-      Train, test and validation, each ``{"x": [n, size, size, C] float32 in [0, 1],
-      "y": [n] int32}``. For chestmnist y is [n, 14] float32, 1 for each finding there
-      is, else 0; partition it by one of them, ``label=("y", 3)``, or by none.
+    - path: the folder that holds ``<flag>.npz``, or ``<flag>_<size>.npz`` for other
+      sizes than 28; or that file.
+    - flag: which set, see the table above.
+    - size: pixels along a side, 28, 64, 128 or 224.
+    - verify: compare the file's MD5 with the published one, known for size 28.
 
-    Raises:
-      ValueError: no such flag or size, or `verify` where no MD5 is known.
-      FileNotFoundError: the file is absent; says what to fetch.
-      DataFileError: the file is damaged or not what it should be.
+    For chestmnist y is [n, 14] float32, 1 for each finding there is, else 0; partition
+    it by one of them, ``label=("y", 3)``, or by none.
     """
     check.one_of(FLAGS, flag=flag)
     check.one_of((28, 64, 128, 224), size=size)
@@ -119,24 +110,19 @@ def load(
 
     several = flag == "chestmnist"
     colour = (info.channels,) if info.channels > 1 else ()
-    splits = dict(zip(("train", "val", "test"), info.counts, strict=True))
-    expected: dict[str, npz.Expected] = {}
-    for split, published in splits.items():
-        count = published if complete else None
-        expected[f"{split}_images"] = (np.uint8, (count, size, size, *colour))
-        width = info.classes if several else 1
-        expected[f"{split}_labels"] = (np.integer, (count, width))
-    arrays = npz.read(file, expected)
+    names = {k: (f"{k}_images", f"{k}_labels") for k in ("train", "val", "test")}
+    counts = info.counts if complete else (None, None, None)
+    wide = (info.classes,) if several else (1,)
+    arrays = images.read_npz(file, names, (size, size, *colour), wide, counts)
 
     def examples(split: str) -> dict[str, np.ndarray]:
-        x, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-        where = f"array '{split}_labels'"
-        if several:
-            # A column at a time, each a choice between absent and present.
-            columns = [images.to_labels(file, where, c, len(x), 2) for c in labels.T]
-            y = np.stack(columns, axis=1).astype(np.float32)
-        else:
-            y = images.to_labels(file, where, labels[:, 0], len(x), info.classes)
+        x, labels = arrays[split]
+        where, num_classes = f"array '{split}_labels'", 2 if several else info.classes
+        # A column at a time, each a choice between absent and present.
+        columns = [
+            images.to_labels(file, where, c, len(x), num_classes) for c in labels.T
+        ]
+        y = np.stack(columns, 1).astype(np.float32) if several else columns[0]
         return {"x": images.to_float(x), "y": y}
 
     return Dataset(examples("train"), examples("test"), examples("val"))
