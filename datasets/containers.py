@@ -41,8 +41,6 @@ from fedjax_core.data.readers.files import DataFileError
 Arrays = dict[str, np.ndarray]
 Clients = Iterator[tuple[str, Arrays]]
 _Features = TypeVar("_Features")
-Read = Callable[[str, Sequence[str] | None, int | None], Clients]
-"""Reads a split: its name, the clients and the maximal number of clients wanted."""
 
 
 def choose(
@@ -109,7 +107,7 @@ def one_split(path: Path | str, clients: Clients) -> FederatedData:
 
 def same_clients(
     path: Path | str,
-    read: Read,
+    read: Callable[[str, Sequence[str] | None, int | None], Clients],
     clients: Sequence[str] | None,
     max_clients: int | None,
     hint: str = "",

@@ -45,7 +45,7 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     check.in_range(0, 1, test_fraction=test_fraction)
     check.seed(seed=seed)
     pixels, labels = load_digits(return_X_y=True)
-    is_test = images.hold_out(labels, test_fraction, seed)
+    is_test = images.hold_out(np.asarray(labels), test_fraction, seed)
     x, y = np.asarray(pixels, np.float32) / 16, np.asarray(labels, np.int32)
     return Dataset(
         train={"x": x[~is_test], "y": y[~is_test]},

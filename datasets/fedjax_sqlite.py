@@ -234,11 +234,8 @@ def _both(
     clients: Sequence[str] | None,
     max_clients: int | None,
 ) -> FederatedData:
-    def read(
-        split: str, clients: Sequence[str] | None, max_clients: int | None
-    ) -> Clients:
-        path = _find(folder, family, f"{name}_{split}")
-        return iterate(path, to_arrays, clients, max_clients)
+    def read(split: str, *wanted: Any) -> Clients:
+        return iterate(_find(folder, family, f"{name}_{split}"), to_arrays, *wanted)
 
     path = _find(folder, family, f"{name}_test")
     return same_clients(path, read, clients, max_clients)

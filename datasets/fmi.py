@@ -297,8 +297,9 @@ def _cut(
     values = np.stack(list(series.values.values()), 1)[order]
     same = np.diff(client, prepend=-1) == 0
     steps = np.diff(minute, prepend=0)
-    if np.any(back := same & (steps < 0)):
-        station = names[client[back.argmax()]]
+    back = np.flatnonzero(same & (steps < 0))
+    if back.size:
+        station = names[client[back[0]]]
         problem = "expected rows in the order of time."
         raise DataFileError(file, f"station '{station}'", problem)
     # A repeated time is no step: local clocks have the hour twice in October.

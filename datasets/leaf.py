@@ -274,10 +274,8 @@ def _load(
     clients: Sequence[str] | None,
     max_clients: int | None,
 ) -> FederatedData:
-    def read(
-        split: str, clients: Sequence[str] | None, max_clients: int | None
-    ) -> Clients:
-        users = iterate(folder, split, to_arrays, clients, max_clients)
+    def read(split: str, *wanted: Any) -> Clients:
+        users = iterate(folder, split, to_arrays, *wanted)
         yield from sorted(users, key=lambda user: user[0])
 
     if split is not None:

@@ -261,14 +261,7 @@ def stack_overflow_examples(
     other. That is FedJAX's order; TFF puts the words first. With length 4 "how are you"
     gives ``x: [BOS how are you]``, ``y: [how are you EOS]``. Longer sentences are cut
     to `length`, shorter ones padded; targets that are `PAD` are not to be scored.
-
-    Args:
-      features: `tokens`, [n] object array of UTF-8 bytes, words parted by blanks.
-      word_ids: V words -> ids, see `read_word_ids`.
-      length: words of an example.
-
-    Raises:
-      ValueError: the tokens are not there, or no UTF-8.
+    `tokens` are [n] UTF-8 bytes, words parted by blanks.
     """
     sentences = _feature(features, "tokens", "O")
     unknown = len(word_ids) + FIRST_WORD
@@ -282,40 +275,36 @@ def stack_overflow_examples(
 
 
 def read_word_ids(path: Path | str, num_words: int = 10_000) -> dict[str, int]:
-    """The most frequent words of Stack Overflow, and their ids from `FIRST_WORD`.
+    """The `num_words` most frequent words of Stack Overflow, ids from `FIRST_WORD`.
 
-    Args:
-      path: stackoverflow.word_count, lines "word count", most frequent first; or its
-        folder.
-      num_words: how many to take.
-
-    Raises:
-      FileNotFoundError: there is no such file. Says where to get it.
-      DataFileError: a line is not a word and a count, the counts rise, a word occurs
-        twice, or there are fewer words.
-      ValueError: num_words < 1.
+    `path` is stackoverflow.word_count, lines "word count", most frequent first; or its
+    folder. DataFileError names a line that is no word and count, a word that occurs
+    twice, counts that rise, or that there are fewer words.
     """
     check.positive_int(num_words=num_words)
     name = "stackoverflow.word_count"
     path = find(path, [name], f"{_URL}{name}.tar.bz2 (unpacked)")
     ids: dict[str, int] = {}
-    before = None
+    before = 10**18
     with path.open("rb") as file:
         for number, line in enumerate(itertools.islice(file, num_words), 1):
             found = re.fullmatch(rb"(\S+)[ \t]+(\d{1,18})\s*", line)
-            if not found:
-                problem = f"expected a word and its count, found {line[:80]!r}."
-                raise DataFileError(path, f"line {number}", problem)
             try:
-                word = found[1].decode()
-            except UnicodeDecodeError as error:
-                raise DataFileError(path, f"line {number}", "not UTF-8.") from error
-            count = int(found[2])
-            if word in ids:
-                raise DataFileError(path, f"line {number}", f"{word!r} occurs twice.")
-            if before is not None and count > before:
-                problem = f"expected counts that do not rise, found {before}, {count}."
-                raise DataFileError(path, f"line {number}", problem)
+                if not found:
+                    found_text = f"found {line[:80]!r}"
+                    raise ValueError(f"expected a word and its count, {found_text}")
+                word, count = found[1].decode(), int(found[2])
+                if word in ids:
+                    raise ValueError(f"{word!r} occurs twice")
+                if count > before:
+                    counts = f"{before}, {count}"
+                    raise ValueError(
+                        f"expected counts that do not rise, found {counts}"
+                    )
+            except ValueError as error:
+                not_utf8 = isinstance(error, UnicodeDecodeError)
+                problem = "not UTF-8." if not_utf8 else f"{error}."
+                raise DataFileError(path, f"line {number}", problem) from None
             ids[word], before = len(ids) + FIRST_WORD, count
     if len(ids) < num_words:
         problem = f"expected at least {num_words} words, found {len(ids)}."
@@ -355,11 +344,9 @@ def _both(
 ) -> FederatedData:
     """Train and test of the same clients; `names` are those of the splits in SQLite."""
 
-    def read(
-        split: str, clients: Sequence[str] | None, max_clients: int | None
-    ) -> Clients:
+    def read(split: str, *wanted: Any) -> Clients:
         path = _find(folder, sqlite, hdf5, split)
-        return iterate(path, names[split], to_arrays, clients, max_clients)
+        return iterate(path, names[split], to_arrays, *wanted)
 
     path = _find(folder, sqlite, hdf5, "test")
     return same_clients(path, read, clients, max_clients)

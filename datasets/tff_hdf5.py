@@ -121,14 +121,7 @@ def _check_heaps(
     A text is stored as its length, the address of a heap (a "global heap collection")
     and its number in it. HDF5 walks the objects of a heap by their sizes, and never
     comes to an end if a damaged size is 0. References behind a filter, such as gzip,
-    are not checked.
-
-    Args:
-      path: the file, for errors.
-      raw: the same file, to read bytes of.
-      dataset: of texts of any length.
-      limit: bytes that the texts may have.
-      checked: addresses of the heaps that are sound; grows.
+    are not checked, heaps that are `checked` already neither.
     """
     if dataset.id.get_create_plist().get_nfilters():
         return

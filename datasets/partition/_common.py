@@ -45,15 +45,7 @@ def prepare(
     stream: int,
     label: Label | None = None,
 ) -> tuple[Pools, np.random.Generator]:
-    """What a partitioner starts with, its arguments checked.
-
-    Returns:
-      The pools, and a source of random numbers that `stream` sets apart from other uses
-      of the seed.
-
-    Raises:
-      ValueError, TypeError: see the docstring of the package.
-    """
+    """The pools, and a source of random numbers of `seed` and `stream`; checks all."""
     check.positive_int(num_clients=num_clients)
     return pools(dataset, label), generator(seed, stream)
 
@@ -67,15 +59,16 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
 def pools(dataset: Dataset, label: Label | None) -> Pools:
     """Checks a dataset and indexes its classes; without `label`, all rows are alike."""
     check_dataset(dataset)
-    splits = {name: _pool(arrays) for name, arrays in dataset.splits.items()}
+    splits = {}
+    for name, arrays in dataset.splits.items():
+        shape = np.shape(next(iter(arrays.values()), ()))
+        splits[name] = Packed(arrays, np.array([0, *shape[:1]]))
     if label is None:
         return all_alike(splits)
     labels = [labels_of(split, label) for split in splits.values()]
+    kinds = {y.dtype.kind for y in labels}
     # Comparing 1 with "1", or 1 with 1.0, would make or merge classes unseen.
-    if (
-        any(y.dtype.kind not in "iubSU" for y in labels)
-        or len({y.dtype.kind for y in labels}) > 1
-    ):
+    if len(kinds) > 1 or not kinds <= set("iubSU"):
         given = " and ".join(str(y.dtype) for y in labels)
         raise TypeError(
             f"{label} must be ints, bools or strings, of the same kind in every "
@@ -132,22 +125,13 @@ def check_dataset(dataset: Any) -> None:
         raise TypeError(f"dataset must be a Dataset(train, test), got a {given}.")
 
 
-def _pool(arrays: dict[str, np.ndarray]) -> Packed:
-    shape = np.shape(next(iter(arrays.values()), ()))
-    return Packed(arrays, np.array([0, *shape[:1]]))
-
-
 def log_gamma(
     rng: np.random.Generator, alpha: ArrayLike, size: int | tuple[int, ...]
 ) -> np.ndarray:
-    """Logarithms of independent Gamma(alpha) draws, float64, finite for any alpha > 0.
+    """Logarithms of Gamma(alpha) draws, float64 of shape `size`, for any alpha > 0.
 
-    Normalised, `softmax` of them, they are one draw of Dir(alpha).
-
-    Args:
-      rng: the source.
-      alpha: > 0, broadcast to `size`.
-      size: shape of the result.
+    They are independent and finite. Normalised, `softmax` of them, they are one draw of
+    Dir(alpha); alpha is broadcast to `size`.
     """
     # For alpha = 1e-3 most gammas are below the smallest float, and 0 / 0 is no
     # distribution. Gamma(alpha) is distributed as Gamma(alpha + 1) U^(1 / alpha), and
@@ -186,19 +170,11 @@ def even(n: int, parts: int) -> np.ndarray:
 def follow(
     train: np.ndarray, totals: Mapping[str, np.ndarray], rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Counts for every split: a client's share of a class is that of train.
+    """Counts [K, N] for every split: a client's share of a class is that of train.
 
-    What is discarded in train is discarded elsewhere in the same proportion. A class
-    that train lacks is spread evenly.
-
-    Args:
-      train: [K, N] ints; a row sums to the class's train examples, or to less where
-        some are discarded.
-      totals: split -> [K] ints, "train" among them.
-      rng: rounds to whole examples.
-
-    Returns:
-      Split -> [K, N] ints; "train" is `train` itself.
+    What is discarded in train is discarded elsewhere in the same proportion, and a
+    class that train lacks is spread evenly. `totals` are [K] ints per split; a row of
+    `train` sums to its total or to less, where some are discarded.
     """
     num_clients = train.shape[1]
     discarded = totals["train"] - train.sum(axis=1)
@@ -222,9 +198,6 @@ def fill_small(counts: np.ndarray, min_size: int) -> None:
 
     They move one by one from the client that is largest at that moment, from its most
     frequent class.
-
-    Raises:
-      ValueError: there are fewer than N * min_size examples.
     """
     num_clients, num_examples = counts.shape[1], int(counts.sum())
     if num_clients * min_size > num_examples:
