@@ -46,16 +46,10 @@ def encode(snippet: str | bytes) -> np.ndarray:
 
 
 def decode(ids: np.ndarray) -> str:
-    """The text that ids stand for.
+    """The text that ids, ints in [0, 89] of any shape, stand for in row-major order.
 
     Padding, bos and eos vanish; an id out of vocabulary shows as the replacement
-    character, U+FFFD.
-
-    Args:
-      ids: ints in [0, 89], of any shape, read in row-major order.
-
-    Raises:
-      ValueError: an id outside this range.
+    character, U+FFFD. ValueError for an id outside this range.
     """
     ids = np.asarray(ids)
     if ids.size and not 0 <= ids.min() <= ids.max() < NUM_IDS:

@@ -27,10 +27,11 @@ Raises:
 """
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -91,17 +92,15 @@ def convert(
 ) -> Clients:
     """Applies `function` client by client; its ValueError names file and client."""
     for client_id, features in clients:
-        try:
+        with named(path, f"client {client_id!r}"):
             arrays = function(features)
-        except ValueError as error:
-            raise DataFileError(path, f"client {client_id!r}", str(error)) from error
         yield client_id, arrays
 
 
 def one_split(path: Path | str, clients: Clients) -> FederatedData:
     """Packs a split that is a population of its own; it becomes ``.train``."""
     train = _collect(path, clients)
-    with _named(path):
+    with named(path, "clients"):
         return FederatedData.from_lists(train.values(), client_ids=train)
 
 
@@ -125,39 +124,44 @@ def same_clients(
     part = clients is not None or max_clients is not None
     test = _collect(path, read("test", list(train) if part else None, None))
     if different := sorted(train.keys() ^ test.keys()):
+        problem = f"is in one of train and test only, as are {len(different) - 1} more."
         raise DataFileError(
-            path,
-            f"client {different[0]!r}",
-            f"is in one of train and test only, as are {len(different) - 1} more."
-            + (f" {hint}" if hint else ""),
+            path, f"client {different[0]!r}", f"{problem} {hint}".strip()
         )
-    with _named(path):
+    with named(path, "clients"):
         data = FederatedData.from_lists(
             train.values(), [test[name] for name in train], client_ids=train
         )
     one, other = data.splits.values()
-    try:
+    with named(path, "shapes"):
         check_alike("train", one.examples, "test", other.examples)
-    except ValueError as error:
-        raise DataFileError(path, "shapes", str(error)) from error
     # A single example may well occur in both: two short speeches, say.
-    arrays = ({"": split.offsets, **split.examples} for split in (one, other))
-    first, second = arrays
+    first, second = ({"": s.offsets, **s.examples} for s in (one, other))
     if one.num_examples > 1 and all(np.array_equal(first[k], second[k]) for k in first):
-        raise DataFileError(
-            path, "test", "expected examples of its own, found those of train again."
-        )
+        problem = "expected examples of its own, found those of train again."
+        raise DataFileError(path, "test", problem)
     return data
 
 
-def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: a dict of the pairs; ValueError names a name that is twice."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
+def parse_json(path: Path | str, where: str, text: str | bytes) -> dict[str, Any]:
+    """The object that a JSON text is; a member may not be there twice, nor NaN."""
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
-        twice = next(name for name in members if names.count(name) > 1)
-        raise ValueError(f"{twice!r} occurs twice in one object")
-    return members
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} occurs twice in one object")
+        return dict(pairs)
+
+    def constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    problem = "expected JSON, {}; it is damaged."
+    with named(path, where, ValueError, RecursionError, problem=problem):
+        content = json.loads(text, object_pairs_hook=members, parse_constant=constant)
+    if not isinstance(content, dict):
+        raise DataFileError(path, where, "expected an object.")
+    return content
 
 
 @contextlib.contextmanager
@@ -173,7 +177,8 @@ def open_sqlite(
         raise DataFileError(path, "byte 0", "expected an SQLite database, found none.")
     # Immutable: no lock, no journal, and nothing is written beside the file.
     uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-    try:
+    errors = sqlite3.Error, UnicodeDecodeError
+    with named(path, "SQLite", *errors, problem="damaged, {}."):
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
             # What the file says must not run: no function of its schema, no view.
             connection.execute("PRAGMA trusted_schema = OFF")
@@ -189,8 +194,6 @@ def open_sqlite(
                     problem = f"expected columns {list(columns)}, found {found}."
                     raise DataFileError(path, f"table {table}", problem)
             yield connection
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise DataFileError(path, "SQLite", f"damaged, {error}.") from error
 
 
 def _collect(path: Path | str, clients: Clients) -> dict[str, Arrays]:
@@ -201,8 +204,13 @@ def _collect(path: Path | str, clients: Clients) -> dict[str, Arrays]:
 
 
 @contextlib.contextmanager
-def _named(path: Path | str) -> Iterator[None]:
+def named(
+    path: Path | str, where: str, *errors: type[Exception], problem: str = "{}"
+) -> Iterator[None]:
+    """Turns `errors`, ValueError by default, into a DataFileError with the place."""
     try:
         yield
-    except ValueError as error:  # of packing: clients that do not fit together
-        raise DataFileError(path, "clients", str(error)) from error
+    except DataFileError:
+        raise
+    except errors or (ValueError,) as error:  # noqa: B030
+        raise DataFileError(path, where, problem.format(error)) from error

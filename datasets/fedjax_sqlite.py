@@ -36,6 +36,7 @@ from fedjax_core.datasets.containers import (
     Clients,
     choose,
     convert,
+    named,
     one_split,
     open_sqlite,
     same_clients,
@@ -128,10 +129,8 @@ def _iterate(
             row = connection.execute(query, [rowids[client_id]]).fetchone()
             if row is None or not isinstance(row[0], bytes):
                 raise DataFileError(path, where, f"expected a BLOB, found {row!r:.80}.")
-            try:
+            with named(path, where):
                 features = _unpack(row[0])
-            except ValueError as error:
-                raise DataFileError(path, where, str(error)) from error
             sizes = {name: len(array) for name, array in features.items()}
             if set(sizes.values()) != {row[1]}:
                 problem = f"expected {row[1]!r} examples, found {sizes}."
@@ -186,11 +185,9 @@ def _parts(parts: Any, count: int) -> list[Any]:
     """Checks that there are so many, and that the first is a shape."""
     if not isinstance(parts, list) or len(parts) != count:
         raise ValueError(f"expected an array as {count} parts, found {parts!r:.80}.")
-    shape = parts[0]
-    if not isinstance(shape, list) or not all(
-        isinstance(n, int) and 0 <= n < 2**40 for n in shape
-    ):
-        raise ValueError(f"expected the shape of an array, found {shape!r:.80}.")
+    sizes = parts[0] if isinstance(parts[0], list) else [None]
+    if not all(isinstance(n, int) and 0 <= n < 2**40 for n in sizes):
+        raise ValueError(f"expected the shape of an array, found {parts[0]!r:.80}.")
     return parts
 
 
@@ -207,12 +204,10 @@ def _numbers(shape: list[int], name: Any, raw: Any) -> np.ndarray:
 def _texts(shape: list[int], flat: Any) -> np.ndarray:
     if not isinstance(flat, list) or len(flat) != math.prod(shape):
         raise ValueError(f"expected a list of texts of shape {shape}.")
-    values = np.empty(len(flat), object)
-    for i, text in enumerate(flat):
+    for text in flat:
         if not isinstance(text, bytes):
             raise ValueError(f"expected texts, found {text!r:.80}.")
-        values[i] = text
-    return values.reshape(shape)
+    return np.fromiter(flat, object, len(flat)).reshape(shape)
 
 
 def _text(path: Path, name: Any) -> str:

@@ -295,7 +295,7 @@ def _cut(
     order = np.argsort(client, kind="stable")
     client, minute = client[order], series.minute[order]
     values = np.stack(list(series.values.values()), 1)[order]
-    same = np.diff(client, prepend=-1) == 0
+    same = np.concatenate([[False], client[1:] == client[:-1]])
     steps = np.diff(minute, prepend=0)
     back = np.flatnonzero(same & (steps < 0))
     if back.size:

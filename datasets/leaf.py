@@ -40,11 +40,10 @@ References:
 """
 
 import functools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +56,8 @@ from fedjax_core.datasets.containers import (
     check_wanted,
     choose,
     convert,
-    json_object,
     one_split,
+    parse_json,
     same_clients,
 )
 
@@ -299,16 +298,7 @@ def _files(folder: Path | str, split: str) -> list[Path]:
 
 def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
     """Yields user, data and group (None without hierarchies), checked."""
-    try:
-        content = json.loads(
-            path.read_bytes(),
-            object_pairs_hook=json_object,
-            parse_constant=_no_constant,
-        )
-    except (ValueError, RecursionError) as error:
-        raise DataFileError(path, "JSON", f"damaged, {error}.") from error
-    if not isinstance(content, dict):
-        raise DataFileError(path, "JSON", "expected one object.")
+    content = parse_json(path, "JSON", path.read_bytes())
     users = _member(path, content, "users", list)
     counts = _member(path, content, "num_samples", list)
     user_data = _member(path, content, "user_data", dict)
@@ -341,10 +331,6 @@ def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
             problem = f"expected {count!r} examples, found {len(x)} x and {len(y)} y."
             raise DataFileError(path, where, problem)
         yield name, {"x": x, "y": y}, group
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _member(

@@ -11,15 +11,16 @@ References:
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from fedjax_core.data.readers.files import DataFileError, max_unpacked
-from fedjax_core.datasets.containers import Arrays, Clients, choose
+from fedjax_core.datasets.containers import Arrays, Clients, choose, named
 
+_ERRORS = OSError, KeyError, RuntimeError, TypeError, ValueError  # of h5py
 _REFERENCE = np.dtype([("length", "<u4"), ("heap", "<u8"), ("number", "<u4")])
 
 
@@ -48,7 +49,7 @@ def iterate(
     limit = max_unpacked(path.stat().st_size)
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(path.open("rb"))
-        with _errors_of_h5py(path, "HDF5 structure"):
+        with named(path, "HDF5 structure", *_ERRORS, problem="damaged, {}."):
             file = stack.enter_context(h5py.File(path, "r"))
             examples = _child(h5py, path, file, "examples", h5py.Group)
             # A set, as a damaged index may give a name twice; HDF5 finds one by it.
@@ -57,7 +58,7 @@ def iterate(
         for client_id in choose(path, names, clients, max_clients):
             where = f"client {client_id!r}"
             features: Arrays = {}
-            with _errors_of_h5py(path, where):
+            with named(path, where, *_ERRORS, problem="damaged, {}."):
                 group = _child(h5py, path, examples, client_id, h5py.Group)
                 for name in group:
                     dataset = _child(h5py, path, group, name, h5py.Dataset)
@@ -72,17 +73,6 @@ def iterate(
                 problem = f"expected features of one length, found {rows}."
                 raise DataFileError(path, where, problem)
             yield client_id, features
-
-
-@contextlib.contextmanager
-def _errors_of_h5py(path: Path, where: str) -> Iterator[None]:
-    """Turns what h5py makes of the HDF5 library's errors into a DataFileError."""
-    try:
-        yield
-    except DataFileError:
-        raise
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise DataFileError(path, where, f"damaged, {error}.") from error
 
 
 def _child(h5py: Any, path: Path, group: Any, name: str, kind: Any) -> Any:

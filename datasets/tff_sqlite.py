@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_core.data.readers.files import DataFileError, max_unpacked
 from fedjax_core.datasets import tf_example
-from fedjax_core.datasets.containers import Arrays, Clients, choose, open_sqlite
+from fedjax_core.datasets.containers import Arrays, Clients, choose, named, open_sqlite
 
 _CHUNK = 1 << 20
 _MEMORY_LIMIT = 1 << 30  # of the LZMA dictionary: its strongest preset needs 65 MiB
@@ -126,11 +126,9 @@ def _decompress(path: Path) -> Iterator[bytes]:
             content = packed.read(_CHUNK) if decompressor.needs_input else b""
             if decompressor.needs_input and not content:
                 raise DataFileError(path, f"byte {at}", "LZMA stream is cut off.")
-            try:
+            problem = "LZMA stream is damaged, {}."
+            with named(path, f"from byte {at}", lzma.LZMAError, problem=problem):
                 chunk = decompressor.decompress(content, _CHUNK)
-            except lzma.LZMAError as error:
-                problem = f"LZMA stream is damaged, {error}."
-                raise DataFileError(path, f"from byte {at}", problem) from error
             size += len(chunk)
             if size > limit:
                 problem = f"unpacks to more than {limit} bytes."
@@ -145,12 +143,10 @@ def _stack(path: Path, where: str, messages: list[bytes]) -> Arrays:
     """The examples of a client, feature by feature."""
     examples: list[Arrays] = []
     for i, message in enumerate(messages):
-        try:
+        with named(path, f"{where}, example {i}"):
             if not isinstance(message, bytes):
                 raise ValueError(f"expected a BLOB, found {message!r:.40}.")
             examples.append(tf_example.parse(message))
-        except ValueError as error:
-            raise DataFileError(path, f"{where}, example {i}", str(error)) from error
     first = {name: (v.dtype, v.shape) for name, v in examples[0].items()}
     for i, example in enumerate(examples):
         found = {name: (v.dtype, v.shape) for name, v in example.items()}

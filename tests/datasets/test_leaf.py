@@ -255,7 +255,7 @@ def test_wrong_members(tmp_path, members, problem):
     ("content", "problem"),
     [
         (b"", "damaged"),
-        (b"[]", "expected one object"),
+        (b"[]", "expected an object"),
         (b"\xff", "damaged"),
         (b"[" * 100_000, "damaged"),
         (b'{"users": [NaN]}', "NaN is not JSON"),
