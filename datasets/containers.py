@@ -88,9 +88,12 @@ def check_wanted(clients: Sequence[str] | None, max_clients: int | None) -> None
 def convert(
     path: Path | str,
     clients: Iterable[tuple[str, _Features]],
-    function: Callable[[_Features], Arrays],
-) -> Clients:
-    """Applies `function` client by client; its ValueError names file and client."""
+    function: Callable[[_Features], Arrays] | None,
+) -> Iterator[tuple[str, Any]]:
+    """Applies `function`, if any, to each client; its errors name file and client."""
+    if function is None:
+        yield from clients
+        return
     for client_id, features in clients:
         with named(path, f"client {client_id!r}"):
             arrays = function(features)

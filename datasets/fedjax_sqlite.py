@@ -111,8 +111,7 @@ def iterate(
     `to_arrays` makes arrays of a client's features, such as `tff.emnist_examples`; None
     gives the features as stored, texts as object arrays of bytes.
     """
-    raw = _iterate(Path(path), clients, max_clients)
-    return raw if to_arrays is None else convert(path, raw, to_arrays)
+    return convert(path, _iterate(Path(path), clients, max_clients), to_arrays)
 
 
 def _iterate(

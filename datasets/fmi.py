@@ -305,7 +305,7 @@ def _cut(
     # A repeated time is no step: local clocks have the hour twice in October.
     lengths, counts = np.unique(steps[same & (steps > 0)], return_counts=True)
     step = lengths[counts.argmax()] if len(lengths) else 0
-    whole = ~np.isnan(values).any(1)
+    whole = np.asarray(~np.isnan(values).any(1))
     # A gap opens a run, so within a run only the first row can be one.
     run = np.cumsum(~same | (steps != step) | ~whole)
     start = np.flatnonzero((run[window:] == run[:-window]) & whole[:-window])

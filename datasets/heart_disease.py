@@ -84,11 +84,8 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
         rows = rows[~np.isnan(rows).any(1)]
         counts = np.bincount(rows[:, -1] > 0, minlength=2)
         if len(rows) < 2:
-            raise DataFileError(
-                _find(path, hospital),
-                "all rows",
-                f"expected at least 2 without gaps, found {len(rows)}.",
-            )
+            problem = f"expected at least 2 without gaps, found {len(rows)}."
+            raise DataFileError(_find(path, hospital), "all rows", problem)
         test = train_test_split(
             np.arange(len(rows)),
             train_size=0.66,
@@ -98,9 +95,8 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
         )[1]
         blocks.append(rows)
         is_test.append(np.isin(np.arange(len(rows)), test))
-    column = dict(
-        zip([COLUMNS[i] for i in wanted], np.concatenate(blocks).T, strict=True)
-    )
+    names = [COLUMNS[i] for i in wanted]
+    column = dict(zip(names, np.concatenate(blocks).T, strict=True))
     kept = [c for c in column if c not in ("cp", "restecg", "num")]
     levels = [column["cp"] == v for v in (2, 3, 4)]
     levels += [column["restecg"] == v for v in (1, 2)]

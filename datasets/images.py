@@ -43,16 +43,17 @@ def to_labels(
     num_images: int,
     num_classes: int,
     first: int = 0,
+    what: str = "label",
 ) -> np.ndarray:
     """Checks labels that run from `first`; returns [n] int32 that run from 0."""
     if len(labels) != num_images:
-        problem = f"expected one label for each of {num_images} images, found"
+        problem = f"expected one {what} for each of {num_images} images, found"
         raise DataFileError(path, where, f"{problem} {len(labels)}.")
     last = first + num_classes - 1
     wrong = np.flatnonzero((labels < first) | (labels > last))
     if wrong.size:
         i = wrong[0]
-        problem = f"expected labels {first} to {last}, found {labels[i]} at row {i}."
+        problem = f"expected {what}s {first} to {last}, found {labels[i]} at row {i}."
         raise DataFileError(path, where, problem)
     return labels.astype(np.int32) - np.int32(first)
 
@@ -96,15 +97,11 @@ def read_idx(
 ) -> IdxPair:
     """Reads 28x28 grey images and their labels from two idx files.
 
-    Args:
-      folder: holds the files, or a folder "gzip" with them.
-      prefix: of the files' names: "train-" for ``train-images-idx3-ubyte.gz`` and
-        ``train-labels-idx1-ubyte.gz``, which may also be unpacked.
-      source: where to get the files, for the error; {} stands for a file's name.
-      num_classes: number of classes.
-      count: number of images, None for any.
-      first_label: the smallest label in the file.
-      transposed: the file holds an image column by column.
+    `folder` holds ``<prefix>images-idx3-ubyte.gz`` and
+    ``<prefix>labels-idx1-ubyte.gz``, which may also be unpacked, or a folder "gzip"
+    with them. `source` says where to get a file, {} stands for its name; `count` is the
+    number of images, None for any; labels run from `first_label`. In files that are
+    `transposed` an image comes column by column.
     """
     files = (_names(f"{prefix}{k}-ubyte") for k in ("images-idx3", "labels-idx1"))
     image_path, label_path = (find(folder, n, source.format(n[0])) for n in files)
@@ -136,7 +133,7 @@ def from_npz(
 
 
 def read_npz(
-    path: Path,
+    path: Path | str,
     names: Mapping[str, Sequence[str]],
     shape: Sequence[int],
     label_shape: Sequence[int],
@@ -144,12 +141,8 @@ def read_npz(
 ) -> dict[str, list[np.ndarray]]:
     """Per split, uint8 images [n, *shape] and ints [n, *label_shape], unchecked.
 
-    Args:
-      path: the file.
-      names: split -> names of the images and of arrays of ints.
-      shape: of an image.
-      label_shape: of what an array of ints has for an image.
-      counts: images per split, None for any number.
+    `names` are the arrays of a split, images first; `counts` the images in each split,
+    None for any number.
     """
     expected: dict[str, npz.Expected] = {}
     for (x_name, *others), n in zip(names.values(), counts, strict=True):

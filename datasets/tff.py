@@ -215,7 +215,7 @@ def iterate(
         raw = tff_hdf5.iterate(path, clients, max_clients)
     else:
         raw = tff_sqlite.iterate(path, split, clients, max_clients)
-    return raw if to_arrays is None else convert(path, raw, to_arrays)
+    return convert(path, raw, to_arrays)
 
 
 def emnist_examples(

@@ -67,9 +67,8 @@ def iterate(
 
         # One query in the order wanted. It runs along the index that the published
         # files have; without one SQLite builds it once, not once per client.
-        connection.execute(
-            "CREATE TEMP TABLE wanted (id TEXT PRIMARY KEY) WITHOUT ROWID"
-        )
+        query = "CREATE TEMP TABLE wanted (id TEXT PRIMARY KEY) WITHOUT ROWID"
+        connection.execute(query)
         values = ((name,) for name in chosen)
         connection.executemany("INSERT INTO temp.wanted VALUES (?)", values)
         rows = connection.execute(
@@ -96,10 +95,6 @@ def unpack(path: Path | str) -> Path:
 
     A file of that name which is there already is kept and used. A process that is
     stopped leaves no half of a file under that name.
-
-    Raises:
-      DataFileError: the file is damaged, cut off, or unpacks to more than
-        `max_unpacked` of `files`.
     """
     path = Path(path)
     target = path.with_suffix("")
