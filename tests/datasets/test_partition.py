@@ -73,7 +73,7 @@ def accepted(split, dataset, num_clients, seed, u):
 
 
 @pytest.mark.parametrize("split", ALL.values(), ids=ALL)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(datasets(), st.integers(1, 20), seeds, st.floats(0, 1))
 def test_every_example_of_every_split_goes_to_one_client(
     split, dataset, num_clients, seed, u
@@ -86,7 +86,7 @@ def test_every_example_of_every_split_goes_to_one_client(
 
 
 @pytest.mark.parametrize("split", ALL.values(), ids=ALL)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(datasets(), st.integers(1, 10), seeds, st.floats(0, 1))
 def test_class_counts_do_not_depend_on_the_order_of_rows(
     split, dataset, num_clients, seed, u

@@ -161,7 +161,7 @@ def test_the_first_client_draws_from_a_dirichlet_over_classes(alpha, prior: Any)
     # sum A and m = a_k / A, mean m and variance m (1 - m) (s + A) / (s (1 + A)). It is
     # exact as long as no class is used up, so for the first client. Bounds are 5
     # standard errors, the variance's from the samples: 24 comparisons.
-    totals, num_clients, repeats = np.array([150, 300, 450, 600]), 30, 1500
+    totals, num_clients, repeats = np.array([50, 100, 150, 200]), 10, 500
     dataset = make_dataset(np.repeat(np.arange(4), totals))
     size = totals.sum() // num_clients
     assert size <= totals.min()
