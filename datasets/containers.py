@@ -181,22 +181,22 @@ def open_sqlite(
     # Immutable: no lock, no journal, and nothing is written beside the file.
     uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
     errors = sqlite3.Error, UnicodeDecodeError
-    with named(path, "SQLite", *errors, problem="damaged, {}."):
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-            # What the file says must not run: no function of its schema, no view.
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("PRAGMA cell_size_check = ON")
-            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-            present = {name for (name,) in connection.execute(query)}
-            for table, columns in tables.items():
-                found: list[Any] = []
-                if table in present:
-                    rows = connection.execute(f"PRAGMA table_info({table})")
-                    found = [row[1] for row in rows]
-                if not set(columns) <= set(found):
-                    problem = f"expected columns {list(columns)}, found {found}."
-                    raise DataFileError(path, f"table {table}", problem)
-            yield connection
+    with (
+        named(path, "SQLite", *errors, problem="damaged, {}."),
+        contextlib.closing(sqlite3.connect(uri, uri=True)) as connection,
+    ):
+        # What the file says must not run: no function of its schema, no view.
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        present = {name for (name,) in connection.execute(query)}
+        for table, columns in tables.items():
+            rows = connection.execute(f"PRAGMA table_info({table})")
+            found = [row[1] for row in rows] if table in present else []
+            if not set(columns) <= set(found):
+                problem = f"expected columns {list(columns)}, found {found}."
+                raise DataFileError(path, f"table {table}", problem)
+        yield connection
 
 
 def _collect(path: Path | str, clients: Clients) -> dict[str, Arrays]:
