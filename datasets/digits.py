@@ -26,19 +26,12 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     A pixel counts the inked points of a 4x4 cell of the scan, 0 to 16, here divided by
     16: paper is 0, full ink is 1. There is no centring or scaling beyond that.
 
-    Args:
-      test_fraction: share of every class that goes to test, rounded to whole images;
-        0 leaves test empty, 1 train.
-      seed: int >= 0 that chooses the images of the test split. NumPy's global generator
-        is neither read nor changed.
+    `test_fraction` in [0, 1] is the share of every class that goes to test, rounded to
+    whole images; 0 leaves test empty, 1 train. `seed`, an int >= 0, chooses them.
 
     Returns:
       Train and test, each ``{"x": [n, 64] float32 in [0, 1], "y": [n] int32 in 0..9}``.
       The 64 pixels run row by row; both splits keep the order of the original.
-
-    Raises:
-      ValueError: test_fraction is not in [0, 1], or seed is negative.
-      TypeError: seed is not an int.
     """
     from sklearn.datasets import load_digits  # slow to import, needed only here
 

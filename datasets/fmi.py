@@ -135,18 +135,10 @@ def load(
 def coordinates(path: Path | str, stations: Sequence[str]) -> np.ndarray:
     """Where the stations are, [N, 2] latitude and longitude in degrees (WGS 84).
 
-    Args:
-      path: a CSV file with columns station, lat and lon, or Name, Latitude and
-        Longitude, such as all but those of the site.
-      stations: names, ``data.client_ids`` of what `load` returned.
-
-    Returns:
-      float64, NaN where the file has none. A station listed at several places (it
-      moved) is at the last of them.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      DataFileError: the file is not as it should be; names the line and the column.
+    `path` is a CSV file with columns station, lat and lon, or Name, Latitude and
+    Longitude, as all but those of the site have them; `stations` are names,
+    ``data.client_ids`` of what `load` returned. Those that the file does not have are
+    at NaN, one that is listed at several places (it moved) at the last of them.
     """
     file = files.find(Path(path).parent, [Path(path).name], SOURCE)
     names = _columns(file)

@@ -40,17 +40,9 @@ from fedjax_core.data.packed import FederatedData
 from fedjax_core.datasets import tables
 
 COLUMNS = (
-    "mean temperature",
-    "max temperature",
-    "min temperature",
-    "relative humidity",
-    "wind speed",
-    "max wind speed",
-    "wind direction",
-    "gust speed",
-    "precipitation",
-    "pressure",
-    "hour",
+    *("mean temperature", "max temperature", "min temperature", "relative humidity"),
+    *("wind speed", "max wind speed", "wind direction", "gust speed", "precipitation"),
+    *("pressure", "hour"),
 )
 """What `hourly` has, x1 to x11 of Jung's Exercise 9.5."""
 

@@ -39,13 +39,9 @@ def read_tasks(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Reads two cell arrays with a cell per task, or the same from an npz file.
 
-    Args:
-      path: a MATLAB file (versions 5 to 7), or an npz file with the arrays x [n, d],
-        y [n] and `task` [n].
-      cells: variables whose cells are matrices [n_i, d] and columns [n_i, 1].
-      task: see path.
-      num_features: d.
-      y_type: of y in an npz file.
+    `path` is a MATLAB file (versions 5 to 7) whose variables `cells` hold matrices
+    [n_i, num_features] and columns [n_i, 1], or an npz file with the arrays x, y of
+    `y_type`, and `task` [n].
 
     Returns:
       x [n, d] and y [n], float64, and the task of every row, [n] ints from 0.

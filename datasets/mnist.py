@@ -136,8 +136,6 @@ def _part_of_idx(
         if columns[i, 0] == y[i : i + 1].byteswap()[0]:
             problem += ", which is it in little-endian; idx files are big-endian"
         raise DataFileError(qmnist_path, f"row {i}, column 0", f"{problem}.")
-    where, writers = "column 2", columns[:, 2]
-    writers = images.to_labels(
-        qmnist_path, where, writers, len(x), 10_000, what="writer"
-    )
-    return x, y, writers
+    where, n = "column 2", len(x)
+    writers = columns[:, 2]
+    return x, y, images.to_labels(qmnist_path, where, writers, n, 10_000, what="writer")

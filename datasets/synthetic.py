@@ -126,9 +126,9 @@ def fedprox(
     check.non_negative(alpha=alpha, beta=beta)
 
     def draw(rng, n, k):
-        weights, bias = _softmax_model(rng, alpha * rng.standard_normal())
+        model = _softmax_model(rng, alpha * rng.standard_normal())
         mean = beta * rng.standard_normal() + rng.standard_normal(_FEATURES)
-        return _softmax_examples(rng, n, weights, bias, mean)
+        return _softmax_examples(rng, n, model, mean)
 
     return _population(draw, num_clients, sizes, test_fraction, [seed, 102])
 
@@ -147,8 +147,8 @@ def fedprox_iid(
     """
 
     def draw(rng, n, k):
-        weights, bias = _softmax_model(np.random.default_rng([seed, 104]), 0.0)
-        return _softmax_examples(rng, n, weights, bias, np.zeros(_FEATURES))
+        model = _softmax_model(np.random.default_rng([seed, 104]), 0.0)
+        return _softmax_examples(rng, n, model, np.zeros(_FEATURES))
 
     return _population(draw, num_clients, sizes, test_fraction, [seed, 103])
 
@@ -203,23 +203,18 @@ def gaussian_mixture(
     return _population(draw, num_clients, sizes, test_fraction, [seed, 105])
 
 
-def _softmax_model(rng: np.random.Generator, u: float) -> tuple[np.ndarray, np.ndarray]:
+def _softmax_model(rng: np.random.Generator, u: float) -> Truth:
     """W [60, 10] and b [10] with entries N(u, 1)."""
-    shapes = (_FEATURES, _CLASSES), (_CLASSES,)
-    weights, bias = (u + rng.standard_normal(shape) for shape in shapes)
-    return weights, bias
+    shapes = {"weights": (_FEATURES, _CLASSES), "bias": (_CLASSES,)}
+    return {name: u + rng.standard_normal(shape) for name, shape in shapes.items()}
 
 
 def _softmax_examples(
-    rng: np.random.Generator,
-    n: int,
-    weights: np.ndarray,
-    bias: np.ndarray,
-    mean: np.ndarray,
+    rng: np.random.Generator, n: int, model: Truth, mean: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, Truth]:
     x = (mean + _STD * rng.standard_normal((n, _FEATURES))).astype(np.float32)
-    y = np.argmax(x @ weights + bias, axis=1).astype(np.int32)
-    return x, y, {"weights": weights, "bias": bias, "mean": mean}
+    y = np.argmax(x @ model["weights"] + model["bias"], axis=1).astype(np.int32)
+    return x, y, {**model, "mean": mean}
 
 
 def _matrix(name: str, values: ArrayLike) -> np.ndarray:

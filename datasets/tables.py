@@ -44,9 +44,8 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Reads arrays of equal length, the columns of a table, by `npz.read`.
 
-    Raises:
-      DataFileError: as `npz.read`; or arrays differ in length, or hold numbers that are
-        infinite or don't fit float32. NaN is a gap, see `no_gaps`.
+    Arrays of other lengths are a DataFileError, and numbers that are infinite or don't
+    fit float32. NaN is a gap, see `no_gaps`.
     """
     arrays = npz.read(path, columns)
     first = next(iter(arrays))
@@ -74,8 +73,7 @@ def drop_rows(
 ) -> dict[str, np.ndarray]:
     """The table without the rows that have a gap; logs (INFO) how many those are.
 
-    Raises:
-      DataFileError: no row would be left.
+    DataFileError if no row would be left.
     """
     if gap.all():
         raise DataFileError(path, "all rows", "expected rows without gaps, found none.")
@@ -89,15 +87,12 @@ def hold_out(
     seed: int,
     groups: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Chooses test rows, key by key: [n] bool.
+    """Chooses test rows, a `fraction` in [0, 1] of those of every key [n]: [n] bool.
 
-    Args:
-      keys: [n] ints or strs, the client of every row (or what else to split within).
-      fraction: in [0, 1], share of every key that goes to test, rounded to whole rows.
-        The last row of a key stays in train whatever the fraction.
-      seed: int >= 0.
-      groups: [n] ints; rows of a key with the same number stay together. The share is
-        then of groups.
+    Keys are ints or strs, the client of every row (or what else to split within). The
+    share is rounded to whole rows, and the last row of a key stays in train whatever
+    the fraction. Rows of a key with the same number in `groups` [n] stay together; the
+    share is then of groups.
     """
     check.in_range(0, 1, test_fraction=fraction)
     check.seed(seed=seed)

@@ -27,10 +27,7 @@ _DTYPES = {"bytes": object, "float": np.float32, "int64": np.int64}
 
 
 def parse(content: bytes) -> dict[str, np.ndarray]:
-    """The features of one example.
-
-    Args:
-      content: a serialised `tf.train.Example`.
+    """The features of one serialised `tf.train.Example`.
 
     Returns:
       Name -> [k] values: float32, int64, or for bytes an object array of bytes. A

@@ -291,8 +291,9 @@ def read_word_ids(path: Path | str, num_words: int = 10_000) -> dict[str, int]:
             found = re.fullmatch(rb"(\S+)[ \t]+(\d{1,18})\s*", line)
             try:
                 if not found:
-                    found_text = f"found {line[:80]!r}"
-                    raise ValueError(f"expected a word and its count, {found_text}")
+                    raise ValueError(
+                        f"expected a word and its count, found {line!r:.80}"
+                    )
                 word, count = found[1].decode(), int(found[2])
                 if word in ids:
                     raise ValueError(f"{word!r} occurs twice")
@@ -355,16 +356,15 @@ def _both(
 def _feature(features: Mapping[str, np.ndarray], name: str, kinds: str) -> np.ndarray:
     if name not in features:
         raise ValueError(f"expected feature {name!r}, found {', '.join(features)}.")
-    values = features[name]
+    values, text = features[name], kinds == "O"
     if values.dtype.kind not in kinds:
-        expected = "texts" if kinds == "O" else "numbers"
+        expected = "texts" if text else "numbers"
         raise ValueError(f"{name} must hold {expected}, found dtype {values.dtype}.")
-    if kinds == "O":
-        for value in values.ravel():
-            if not isinstance(value, bytes):
-                raise ValueError(f"{name} must hold texts, found {value!r:.40}.")
-        if values.ndim != 1:
-            raise ValueError(f"{name} must be [n], found shape {values.shape}.")
+    for value in values.ravel() if text else ():
+        if not isinstance(value, bytes):
+            raise ValueError(f"{name} must hold texts, found {value!r:.40}.")
+    if text and values.ndim != 1:
+        raise ValueError(f"{name} must be [n], found shape {values.shape}.")
     return values
 
 

@@ -90,17 +90,17 @@ def _child(h5py: Any, path: Path, group: Any, name: str, kind: Any) -> Any:
 
 def _check(h5py: Any, path: Path, dataset: Any, limit: int) -> None:
     """Checks what is read: that it is of the file, numbers or texts, and can fit."""
-    where = f"data set {dataset.name}"
-    if dataset.external or dataset.is_virtual:
-        raise DataFileError(path, where, "data in other files are not read.")
     shape, dtype = dataset.shape, dataset.dtype
     is_text = h5py.check_string_dtype(dtype) is not None
-    if not shape or not (is_text or dtype.kind in "biuf"):
+    problem = ""
+    if dataset.external or dataset.is_virtual:
+        problem = "data in other files are not read."
+    elif not shape or not (is_text or dtype.kind in "biuf"):
         problem = f"expected [n, ...] numbers or texts, found {dtype} {shape}."
-        raise DataFileError(path, where, problem)
-    if dataset.size * dtype.itemsize > limit:
+    elif dataset.size * dtype.itemsize > limit:
         problem = f"shape {shape} of {dtype} is more than a file of this size can hold."
-        raise DataFileError(path, where, problem)
+    if problem:
+        raise DataFileError(path, f"data set {dataset.name}", problem)
 
 
 def _check_heaps(
@@ -137,13 +137,13 @@ def _check_heaps(
 
 
 def _check_heap(path: Path, raw: BinaryIO, start: int) -> None:
-    if start >= path.stat().st_size:
+    if start >= (end := path.stat().st_size):
         return  # HDF5 reports this one
     raw.seek(start)
     signature, size = struct.unpack("<8sQ", raw.read(16).ljust(16, b"\0"))
     if not signature.startswith(b"GCOL"):
         return  # and this
-    content = raw.read(max(min(size, path.stat().st_size) - 16, 0))
+    content = raw.read(max(min(size, end) - 16, 0))
     at = 0
     while at + 16 <= len(content):
         number, object_size = struct.unpack_from("<H6xQ", content, at)

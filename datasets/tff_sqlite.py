@@ -142,9 +142,9 @@ def _stack(path: Path, where: str, messages: list[bytes]) -> Arrays:
             if not isinstance(message, bytes):
                 raise ValueError(f"expected a BLOB, found {message!r:.40}.")
             examples.append(tf_example.parse(message))
-    first = {name: (v.dtype, v.shape) for name, v in examples[0].items()}
-    for i, example in enumerate(examples):
-        found = {name: (v.dtype, v.shape) for name, v in example.items()}
+    kinds = [{k: (v.dtype, v.shape) for k, v in e.items()} for e in examples]
+    first = kinds[0]
+    for i, found in enumerate(kinds):
         if found != first:
             problem = f"expected the features of example 0, {first}, found {found}."
             raise DataFileError(path, f"{where}, example {i}", problem)

@@ -55,12 +55,12 @@ from fedjax_core.datasets.partition._dirichlet import (
     dirichlet,
     dirichlet_by_client,
 )
-from fedjax_core.datasets.partition._natural import natural
 from fedjax_core.datasets.partition._sizes import (
     balancedness,
     contiguous,
     iid,
     log_normal,
+    natural,
 )
 
 __all__ = [

@@ -68,13 +68,11 @@ def classes_per_client(
     up or down to a whole example.
     Arguments beside those of `partition`, which says the errors too:
 
-    - num_classes: A, in 1..K for the K classes of train, and N * A >= K.
+    - num_classes: A, in 1..K for the K classes of train, and N * A >= K. A class must
+      have an example for each of its clients.
     - equal_sizes: cut all classes into parts of the same size, the largest that every
       class can give, and discard the rest, in other splits too. Otherwise every
       example is used.
-
-    Raises:
-      ValueError: also if a class has fewer examples than clients.
 
     References:
       Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from

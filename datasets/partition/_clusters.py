@@ -43,10 +43,7 @@ def domains(
     Returns:
       The splits of M clients per domain, called ``"domain/0"`` to ``"domain/M-1"``, and
       the domain of each by its position in `datasets`. In a split that only other
-      domains have, a client has no examples.
-
-    Raises:
-      ValueError: also if there is no domain, or arrays of domains differ.
+      domains have, a client has no examples. Errors: `partition`.
     """
     check.positive_int(clients_per_domain=clients_per_domain)
     if not datasets:

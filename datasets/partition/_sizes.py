@@ -1,10 +1,11 @@
-"""Clients whose sizes are chosen, whatever their labels."""
+"""Clients whose sizes are chosen, or as the data has them, whatever their labels."""
 
 import operator
 
 import numpy as np
 
 from fedjax_core import check
+from fedjax_core.data import sources
 from fedjax_core.data.packed import Dataset, FederatedData, Packed
 from fedjax_core.datasets.partition import _common as common
 
@@ -37,6 +38,21 @@ def contiguous(dataset: Dataset, num_clients: int) -> FederatedData:
         edges = np.arange(num_clients + 1) * pool.num_examples // num_clients
         splits[name] = Packed(pool.examples, edges)
     return FederatedData(**splits)
+
+
+def natural(dataset: Dataset, key: str) -> FederatedData:
+    """Groups the examples by an array that says whose they are.
+
+    Writers, speakers, hospitals; or any array that is computed: with ``key = y // 5``
+    two clients hold five of ten classes each. Nothing is drawn.
+
+    `key` is the name of the array, [n] ints or text in every split, and no longer among
+    the arrays of the result. Clients are in ascending order of their keys, which are
+    the client ids; one that a split lacks has no examples there. Examples of a client
+    stay in order. Errors: `partition`, of keys as of labels.
+    """
+    common.check_dataset(dataset)
+    return sources.from_arrays(*dataset, client=key)
 
 
 def log_normal(
