@@ -38,40 +38,38 @@ from fedjax_core.datasets import tables
 SOURCE = "https://archive.ics.uci.edu/dataset/2/adult"
 
 LEVELS: dict[str, tuple[str, ...]] = {
-    "workclass": (
-        *("Private", "Self-emp-not-inc", "Self-emp-inc", "Federal-gov", "Local-gov"),
-        *("State-gov", "Without-pay", "Never-worked"),
-    ),
-    "education": (
-        *("Bachelors", "Some-college", "11th", "HS-grad", "Prof-school", "Assoc-acdm"),
-        *("Assoc-voc", "9th", "7th-8th", "12th", "Masters", "1st-4th", "10th"),
-        *("Doctorate", "5th-6th", "Preschool"),
-    ),
-    "marital-status": (
-        *("Married-civ-spouse", "Divorced", "Never-married", "Separated", "Widowed"),
-        *("Married-spouse-absent", "Married-AF-spouse"),
-    ),
-    "occupation": (
-        *("Tech-support", "Craft-repair", "Other-service", "Sales", "Exec-managerial"),
-        *("Prof-specialty", "Handlers-cleaners", "Machine-op-inspct", "Adm-clerical"),
-        *("Farming-fishing", "Transport-moving", "Priv-house-serv"),
-        *("Protective-serv", "Armed-Forces"),
-    ),
-    "relationship": (
-        *("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative"),
-        "Unmarried",
-    ),
-    "race": ("White", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other", "Black"),
-    "sex": ("Female", "Male"),
-    "native-country": (
-        *("United-States", "Cambodia", "England", "Puerto-Rico", "Canada", "Germany"),
-        *("Outlying-US(Guam-USVI-etc)", "India", "Japan", "Greece", "South", "China"),
-        *("Cuba", "Iran", "Honduras", "Philippines", "Italy", "Poland", "Jamaica"),
-        *("Vietnam", "Mexico", "Portugal", "Ireland", "France", "Dominican-Republic"),
-        *("Laos", "Ecuador", "Taiwan", "Haiti", "Columbia", "Hungary", "Guatemala"),
-        *("Nicaragua", "Scotland", "Thailand", "Yugoslavia", "El-Salvador"),
-        *("Trinadad&Tobago", "Peru", "Hong", "Holand-Netherlands"),
-    ),
+    column: tuple(names.split())
+    for column, names in {
+        "workclass": """
+            Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov
+            State-gov Without-pay Never-worked
+        """,
+        "education": """
+            Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc
+            9th 7th-8th 12th Masters 1st-4th 10th Doctorate 5th-6th Preschool
+        """,
+        "marital-status": """
+            Married-civ-spouse Divorced Never-married Separated Widowed
+            Married-spouse-absent Married-AF-spouse
+        """,
+        "occupation": """
+            Tech-support Craft-repair Other-service Sales Exec-managerial
+            Prof-specialty Handlers-cleaners Machine-op-inspct Adm-clerical
+            Farming-fishing Transport-moving Priv-house-serv Protective-serv
+            Armed-Forces
+        """,
+        "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
+        "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
+        "sex": "Female Male",
+        "native-country": """
+            United-States Cambodia England Puerto-Rico Canada Germany
+            Outlying-US(Guam-USVI-etc) India Japan Greece South China Cuba Iran
+            Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal
+            Ireland France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia
+            Hungary Guatemala Nicaragua Scotland Thailand Yugoslavia El-Salvador
+            Trinadad&Tobago Peru Hong Holand-Netherlands
+        """,
+    }.items()
 }
 """The levels of the eight columns without an order, as UCI's adult.names lists them."""
 
@@ -108,26 +106,17 @@ def load(
 ) -> FederatedData:
     """Loads the complete rows by client.
 
-    Args:
-      path: folder with ``adult.data`` and ``adult.test``, the original files, or with
-        ``adult_income.csv.gz`` (a header with names such as "hr_per_week" and
-        "country"); or ``adult.data`` or ``adult_income.csv.gz`` itself.
-      client: what tells clients apart; "country" is the column native-country.
-      test_fraction: None tests on ``adult.test``; a number holds out that share of
-        every client's train rows instead.
-      seed: int >= 0 that chooses those.
-      standardize: scale the six numbers as the module says.
+    Arguments and errors as in `tables`, but:
 
-    Returns:
-      Train and test, each ``{"x": [n, 105] float32, "y": [n] int32}``, y = 1 for over
-      $50,000. A client that is in one split only is empty in the other.
+    - path: folder with ``adult.data`` and ``adult.test``, the original files, or with
+      ``adult_income.csv.gz`` (a header with names such as "hr_per_week" and "country");
+      or ``adult.data`` or ``adult_income.csv.gz`` itself.
+    - client: what tells clients apart; "country" is the column native-country.
+    - test_fraction: None tests on ``adult.test``; a number holds out that share of
+      every client's train rows instead.
 
-    Raises:
-      FileNotFoundError: a file is missing; says where to get it.
-      DataFileError: a file is not as it should be; names the line and the column.
-      ValueError: client is not one of the three, test_fraction not in [0, 1], or seed
-        negative.
-      TypeError: seed is not an int.
+    Clients have ``{"x": [n, 105] float32, "y": [n] int32}``, y = 1 for over $50,000. A
+    client that is in one split only is empty in the other.
     """
     check.one_of(("education", "occupation", "country"), client=client)
     key = "native-country" if client == "country" else client
@@ -141,17 +130,11 @@ def load(
     else:
         test = tables.hold_out(table[key], test_fraction, seed)
     numbers = np.stack([table[c] for c in NUMBERS], 1)
-    if standardize:
-        numbers = tables.standardize(numbers, ~test)
-    levels = [tables.one_hot(table[c], len(names)) for c, names in LEVELS.items()]
-    return tables.by_client(
-        np.array(LEVELS[key])[table[key]],
-        test,
-        {
-            "x": np.concatenate([numbers, *levels], 1).astype(np.float32),
-            "y": table["income"].astype(np.int32),
-        },
-    )
+    levels = [np.eye(len(names))[table[c]] for c, names in LEVELS.items()]
+    x = np.concatenate([numbers, *levels], 1)
+    clients = np.array(LEVELS[key])[table[key]]
+    scaled = slice(len(NUMBERS))
+    return tables.population(clients, test, x, table["income"], standardize, scaled)
 
 
 def _read(

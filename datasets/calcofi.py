@@ -47,28 +47,12 @@ def load(
     seed: int = 0,
     standardize: bool = True,
 ) -> FederatedData:
-    """Loads the samples by station.
+    """Loads the samples by station; arguments and errors as in `tables`.
 
-    Args:
-      path: folder with ``bottle.csv`` (Latin-1, the original) or with
-        ``calcofi_bottle.npz`` (an array per column); or that file.
-      target: what is to be predicted.
-      test_fraction: share of every station's casts that goes to test. Samples of one
-        cast are close to each other, so a cast is not split.
-      seed: int >= 0 that chooses them.
-      standardize: scale the features as the module says.
-
-    Returns:
-      Train and, unless test_fraction is 0, test of one client per station, each
-      ``{"x": [n, 5] float32, "y": [n] float32}``.
-
-    Raises:
-      FileNotFoundError: no file; says where to get it.
-      DataFileError: the file is not as it should be; names the line and the column, or
-        the array.
-      ValueError: target is not one of the two, test_fraction not in [0, 1], or seed
-        negative.
-      TypeError: seed is not an int.
+    The file is ``bottle.csv`` (Latin-1, the original) or ``calcofi_bottle.npz`` (an
+    array per column). One client per station, ``{"x": [n, 5] float32, "y": [n]
+    float32}``, y the `target`. Samples of one cast are close to each other, so a cast
+    is not split: `test_fraction` is a share of casts.
     """
     check.one_of(("salinity", "temperature_c"), target=target)
     file = files.find(path, ["bottle.csv", "calcofi_bottle.npz"], SOURCE)
@@ -79,13 +63,7 @@ def load(
     measured = [table[c] for c in _MEASURED if c != target]
     x = np.stack([*measured, np.sin(turn), np.cos(turn)], 1)
     test = tables.hold_out(table["station"], test_fraction, seed, table["cast"])
-    if standardize:
-        x = tables.standardize(x, ~test)
-    return tables.by_client(
-        table["station"],
-        test,
-        {"x": x.astype(np.float32), "y": table[target].astype(np.float32)},
-    )
+    return tables.population(table["station"], test, x, table[target], standardize)
 
 
 def _month(depth_id: str) -> int:
@@ -97,23 +75,15 @@ def _month(depth_id: str) -> int:
 
 
 def _read_bottle(file: Path) -> dict[str, np.ndarray]:
-    measured = dict.fromkeys(_BOTTLE_NAMES, csv_files.optional(csv_files.number, ""))
-    table = csv_files.read(
-        file,
-        {
-            "Cst_Cnt": csv_files.integer,
-            "Sta_ID": csv_files.name,
-            "Depth_ID": _month,
-            **measured,
-        },
-        encoding="latin-1",
-    )
-    return {
-        "cast": table["Cst_Cnt"],
-        "station": table["Sta_ID"],
-        "month": table["Depth_ID"],
-        **{c: table[b] for c, b in zip(_MEASURED, _BOTTLE_NAMES, strict=True)},
+    fields = {
+        **dict.fromkeys(_BOTTLE_NAMES, csv_files.optional(csv_files.number, "")),
+        "Cst_Cnt": csv_files.integer,
+        "Sta_ID": csv_files.name,
+        "Depth_ID": _month,
     }
+    table = csv_files.read(file, fields, encoding="latin-1")
+    names = (*_MEASURED, "cast", "station", "month")
+    return {c: table[b] for c, b in zip(names, fields, strict=True)}
 
 
 def _read_npz(file: Path) -> dict[str, np.ndarray]:

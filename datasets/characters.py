@@ -46,16 +46,10 @@ def encode(snippet: str | bytes) -> np.ndarray:
 
 
 def decode(ids: np.ndarray) -> str:
-    """The text that ids stand for.
+    """The text that ids, ints in [0, 89] of any shape, stand for in row-major order.
 
     Padding, bos and eos vanish; an id out of vocabulary shows as the replacement
-    character, U+FFFD.
-
-    Args:
-      ids: ints in [0, 89], of any shape, read in row-major order.
-
-    Raises:
-      ValueError: an id outside this range.
+    character, U+FFFD. ValueError for an id outside this range.
     """
     ids = np.asarray(ids)
     if ids.size and not 0 <= ids.min() <= ids.max() < NUM_IDS:
@@ -71,23 +65,17 @@ def pairs(snippets: Iterable[str | bytes], length: int = 80) -> dict[str, np.nda
 
     The snippets, each between bos and eos, are joined to one sequence of m ids. Inputs
     are its first m - 1 ids and targets its last m - 1, both cut into pieces of `length`
-    whose last is filled up with padding. So every id but the first is a target once.
-    With length 3, "ABCD" and "E" give ::
+    >= 1 whose last is filled up with padding. So every id but the first is a target
+    once. With length 3, "ABCD" and "E" give ::
 
       x: [bos A B] [C D eos]   [bos E pad]
       y: [A   B C] [D eos bos] [E eos pad]
 
-    Args:
-      snippets: texts in their order; an empty one is bos and eos.
-      length: ids of a piece, >= 1.
+    An empty snippet is bos and eos.
 
     Returns:
       ``{"x": [n, length] int32, "y": [n, length] int32}``, n = ceil((m - 1) / length),
       or 0 without snippets. Targets that are `PAD` are not to be scored.
-
-    Raises:
-      ValueError: length < 1.
-      TypeError: length is not an int, or `snippets` is one text and not many.
     """
     check.positive_int(length=length)
     if isinstance(snippets, str | bytes):

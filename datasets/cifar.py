@@ -30,25 +30,13 @@ _COUNTS = (50_000, 10_000)
 
 
 def load_cifar10(path: Path | str, complete: bool = True) -> Dataset:
-    """Loads CIFAR-10 from its binary version.
+    """Loads CIFAR-10 from its binary version; arguments and errors as in `images`.
 
-    Args:
-      path: a folder with ``data_batch_1.bin`` to ``data_batch_5.bin`` and
-        ``test_batch.bin``, or with the folder ``cifar-10-batches-bin`` that holds them.
-        Or an npz file of x_train, y_train, x_test and y_test, images uint8
-        [n, 32, 32, 3], under the name ``cifar10.npz``, ``cifar10_subset.npz`` or, with
-        its full path, any other.
-      complete: insist on 10,000 images in each binary file (50,000 and 10,000 in an
-        npz); False accepts a part of them. A ``cifar10_subset.npz`` never is complete.
-
-    Returns:
-      Train and test, each ``{"x": [n, 32, 32, 3] float32 in [0, 1], "y": [n] int32 in
-      0..9}``, in the original order.
-
-    Raises:
-      FileNotFoundError: a file is absent; says what to fetch.
-      DataFileError: a file is damaged, not what it should be, a copy of another, or a
-        pickle.
+    The files are ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``,
+    in `path` or in the folder ``cifar-10-batches-bin``; a pickle is refused. Or an npz
+    file of x_train, y_train, x_test and y_test, images uint8 [n, 32, 32, 3], under the
+    name ``cifar10.npz``, ``cifar10_subset.npz`` (which never is complete) or, with its
+    full path, any other. x is [n, 32, 32, 3], y in 0..9.
     """
     file = images.find_npz(path, ("cifar10.npz", "cifar10_subset.npz"))
     if file:
@@ -65,22 +53,11 @@ def load_cifar10(path: Path | str, complete: bool = True) -> Dataset:
 
 
 def load_cifar100(path: Path | str, complete: bool = True) -> Dataset:
-    """Loads CIFAR-100 from its binary version.
+    """Loads CIFAR-100 from its binary version; arguments and errors as in `images`.
 
-    Args:
-      path: a folder with ``train.bin`` and ``test.bin``, or with the folder
-        ``cifar-100-binary`` that holds them.
-      complete: insist on 50,000 and 10,000 images; False accepts a part of them.
-
-    Returns:
-      Train and test, each ``{"x": [n, 32, 32, 3] float32 in [0, 1], "y": [n] int32 in
-      0..99, "coarse": [n] int32 in 0..19}``, in the original order; y is the fine
-      label.
-
-    Raises:
-      FileNotFoundError: a file is absent; says what to fetch.
-      DataFileError: a file is damaged, not what it should be, a copy of another, or a
-        pickle.
+    The files are ``train.bin`` and ``test.bin``, in `path` or in the folder
+    ``cifar-100-binary``; a pickle is refused. x is [n, 32, 32, 3], y the fine label in
+    0..99, and "coarse" [n] int32 in 0..19.
     """
     folders = ("cifar-100-binary", "cifar-100-python")
     files = _find(path, ["train", "test"], "cifar-100-binary.tar.gz", *folders)
@@ -93,12 +70,8 @@ def _find(
 ) -> list[Path]:
     """The binary files; where there are only pickles, an error that says so.
 
-    Args:
-      folder: what the user gave.
-      stems: names of the files without ``.bin``.
-      archive: what is published.
-      binary: the folder in it.
-      pickled: the same of the Python version.
+    `stems` are their names without ``.bin``, `archive` is what is published, `binary`
+    the folder in it, and `pickled` that of the Python version.
     """
     source = f"{SOURCE}/{archive} (unpack it)"
     try:
@@ -119,13 +92,8 @@ def _read(
 ) -> list[dict[str, np.ndarray]]:
     """Reads files of records: a byte per label, then red, green and blue, row by row.
 
-    Args:
-      files: what to read; no two may be the same.
-      counts: records in each, None for any number.
-      labels: name -> number of classes, in the order of the bytes.
-
-    Returns:
-      Per file, x [n, 32, 32, 3] float32 and the labels [n] int32.
+    No two files may be the same; `counts` are the records in each, None for any number,
+    and `labels` name -> number of classes, in the order of the bytes.
     """
     record = len(labels) + _PIXELS
     seen: dict[bytes, Path] = {}

@@ -9,13 +9,29 @@ a `convert` makes the model's ``{"x": ..., "y": ...}`` of them. A loader packs w
   ``.test`` of one population;
 * where they hold different clients, a split is a population of its own: ``split=`` says
   which, and its examples are ``.train``.
+
+What all readers of containers take and raise:
+
+Args:
+  folder: holds the files that the reader names.
+  clients: names of those wanted, distinct; None for all.
+  max_clients: the first so many of them, in the order of the file, >= 1; None for all.
+
+Raises:
+  FileNotFoundError: there are no such files. Says how to get them.
+  DataFileError: a file is damaged or laid out differently, a client wanted is not in
+    it, or one call reads train and test and they hold different clients.
+  ValueError: no such split, or another argument out of its range.
+  TypeError: `clients` is one str, or a number not an int.
+  ImportError: a package that the format needs is missing. Says which.
 """
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -26,8 +42,6 @@ from fedjax_core.data.readers.files import DataFileError
 Arrays = dict[str, np.ndarray]
 Clients = Iterator[tuple[str, Arrays]]
 _Features = TypeVar("_Features")
-Read = Callable[[str, Sequence[str] | None, int | None], Clients]
-"""Reads a split: its name, the clients and the maximal number of clients wanted."""
 
 
 def choose(
@@ -36,17 +50,10 @@ def choose(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> list[str]:
-    """The clients to read, in the order of `names`.
-
-    Args:
-      path: the container, for errors.
-      names: all clients in it.
-      clients: those wanted, distinct; None for all.
-      max_clients: the first so many of them; None for all.
+    """The clients to read, in the order of `names`, all that `path` holds.
 
     Raises:
       DataFileError: a name is not text, occurs twice, or a client wanted is not there.
-      ValueError, TypeError: see `check_wanted`.
     """
     check_wanted(clients, max_clients)
     seen: dict[str, None] = {}
@@ -67,12 +74,7 @@ def choose(
 
 
 def check_wanted(clients: Sequence[str] | None, max_clients: int | None) -> None:
-    """Checks a choice of clients.
-
-    Raises:
-      ValueError: `clients` is empty or holds a name twice, or max_clients < 1.
-      TypeError: `clients` is one str, or max_clients not an int.
-    """
+    """Checks a choice of clients, before a file is looked for."""
     if max_clients is not None:
         check.positive_int(max_clients=max_clients)
     if clients is None:
@@ -86,89 +88,83 @@ def check_wanted(clients: Sequence[str] | None, max_clients: int | None) -> None
 def convert(
     path: Path | str,
     clients: Iterable[tuple[str, _Features]],
-    function: Callable[[_Features], Arrays],
-) -> Clients:
-    """Applies `function` client by client; its ValueError names file and client."""
+    function: Callable[[_Features], Arrays] | None,
+) -> Iterator[tuple[str, Any]]:
+    """Applies `function`, if any, to each client; its errors name file and client."""
+    if function is None:
+        yield from clients
+        return
     for client_id, features in clients:
-        try:
+        with named(path, f"client {client_id!r}"):
             arrays = function(features)
-        except ValueError as error:
-            raise DataFileError(path, f"client {client_id!r}", str(error)) from error
         yield client_id, arrays
 
 
 def one_split(path: Path | str, clients: Clients) -> FederatedData:
     """Packs a split that is a population of its own; it becomes ``.train``."""
     train = _collect(path, clients)
-    with _named(path):
+    with named(path, "clients"):
         return FederatedData.from_lists(train.values(), client_ids=train)
 
 
 def same_clients(
     path: Path | str,
-    read: Read,
+    read: Callable[[str, Sequence[str] | None, int | None], Clients],
     clients: Sequence[str] | None,
     max_clients: int | None,
     hint: str = "",
 ) -> FederatedData:
     """Packs train and test of the same clients, in the order of train.
 
-    Args:
-      path: what holds them, for errors.
-      read: gives the clients of "train" or "test".
-      clients: passed to `read`.
-      max_clients: passed to `read` of train; test is read for the same clients.
-      hint: what to do if the clients differ.
+    `read` gives the clients of "train" or "test" in `path`. Test is read for the
+    clients of train.
 
     Raises:
-      DataFileError: the splits hold different clients, shapes or dtypes, or one is a
-        copy of the other.
+      DataFileError: the splits hold different clients, which `hint` is added to, or
+        different shapes or dtypes, or one is a copy of the other.
     """
     train = _collect(path, read("train", clients, max_clients))
     part = clients is not None or max_clients is not None
     test = _collect(path, read("test", list(train) if part else None, None))
     if different := sorted(train.keys() ^ test.keys()):
+        problem = f"is in one of train and test only, as are {len(different) - 1} more."
         raise DataFileError(
-            path,
-            f"client {different[0]!r}",
-            f"is in one of train and test only, as are {len(different) - 1} more."
-            + (f" {hint}" if hint else ""),
+            path, f"client {different[0]!r}", f"{problem} {hint}".strip()
         )
-    with _named(path):
+    with named(path, "clients"):
         data = FederatedData.from_lists(
             train.values(), [test[name] for name in train], client_ids=train
         )
     one, other = data.splits.values()
-    try:
+    with named(path, "shapes"):
         check_alike("train", one.examples, "test", other.examples)
-    except ValueError as error:
-        raise DataFileError(path, "shapes", str(error)) from error
     # A single example may well occur in both: two short speeches, say.
-    if one.num_examples > 1 and all(
-        np.array_equal(a, b)
-        for a, b in (
-            (one.offsets, other.offsets),
-            *((one.examples[name], other.examples[name]) for name in one.examples),
-        )
-    ):
-        raise DataFileError(
-            path, "test", "expected examples of its own, found those of train again."
-        )
+    first, second = ({"": s.offsets, **s.examples} for s in (one, other))
+    if one.num_examples > 1 and all(np.array_equal(first[k], second[k]) for k in first):
+        problem = "expected examples of its own, found those of train again."
+        raise DataFileError(path, "test", problem)
     return data
 
 
-def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: a dict of the pairs; a name that is there twice is an error.
+def parse_json(path: Path | str, where: str, text: str | bytes) -> dict[str, Any]:
+    """The object that a JSON text is; a member may not be there twice, nor NaN."""
 
-    Raises:
-      ValueError: names the name.
-    """
-    members = dict(pairs)
-    if len(members) < len(pairs):
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
-        twice = next(name for name in members if names.count(name) > 1)
-        raise ValueError(f"{twice!r} occurs twice in one object")
-    return members
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} occurs twice in one object")
+        return dict(pairs)
+
+    def constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    problem = "expected JSON, {}; it is damaged."
+    with named(path, where, ValueError, RecursionError, problem=problem):
+        content = json.loads(text, object_pairs_hook=members, parse_constant=constant)
+    if not isinstance(content, dict):
+        raise DataFileError(path, where, "expected an object.")
+    return content
 
 
 @contextlib.contextmanager
@@ -184,24 +180,23 @@ def open_sqlite(
         raise DataFileError(path, "byte 0", "expected an SQLite database, found none.")
     # Immutable: no lock, no journal, and nothing is written beside the file.
     uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
-    try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-            # What the file says must not run: no function of its schema, no view.
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("PRAGMA cell_size_check = ON")
-            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-            present = {name for (name,) in connection.execute(query)}
-            for table, columns in tables.items():
-                found: list[Any] = []
-                if table in present:
-                    rows = connection.execute(f"PRAGMA table_info({table})")
-                    found = [row[1] for row in rows]
-                if not set(columns) <= set(found):
-                    problem = f"expected columns {list(columns)}, found {found}."
-                    raise DataFileError(path, f"table {table}", problem)
-            yield connection
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise DataFileError(path, "SQLite", f"damaged, {error}.") from error
+    errors = sqlite3.Error, UnicodeDecodeError
+    with (
+        named(path, "SQLite", *errors, problem="damaged, {}."),
+        contextlib.closing(sqlite3.connect(uri, uri=True)) as connection,
+    ):
+        # What the file says must not run: no function of its schema, no view.
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        present = {name for (name,) in connection.execute(query)}
+        for table, columns in tables.items():
+            rows = connection.execute(f"PRAGMA table_info({table})")
+            found = [row[1] for row in rows] if table in present else []
+            if not set(columns) <= set(found):
+                problem = f"expected columns {list(columns)}, found {found}."
+                raise DataFileError(path, f"table {table}", problem)
+        yield connection
 
 
 def _collect(path: Path | str, clients: Clients) -> dict[str, Arrays]:
@@ -212,8 +207,13 @@ def _collect(path: Path | str, clients: Clients) -> dict[str, Arrays]:
 
 
 @contextlib.contextmanager
-def _named(path: Path | str) -> Iterator[None]:
+def named(
+    path: Path | str, where: str, *errors: type[Exception], problem: str = "{}"
+) -> Iterator[None]:
+    """Turns `errors`, ValueError by default, into a DataFileError with the place."""
     try:
         yield
-    except ValueError as error:  # of packing: clients that do not fit together
-        raise DataFileError(path, "clients", str(error)) from error
+    except DataFileError:
+        raise
+    except errors or (ValueError,) as error:  # noqa: B030
+        raise DataFileError(path, where, problem.format(error)) from error

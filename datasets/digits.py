@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import Dataset
+from fedjax_core.datasets import images
 
 
 def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -25,30 +26,19 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     A pixel counts the inked points of a 4x4 cell of the scan, 0 to 16, here divided by
     16: paper is 0, full ink is 1. There is no centring or scaling beyond that.
 
-    Args:
-      test_fraction: share of every class that goes to test, rounded to whole images;
-        0 leaves test empty, 1 train.
-      seed: int >= 0 that chooses the images of the test split. NumPy's global generator
-        is neither read nor changed.
+    `test_fraction` in [0, 1] is the share of every class that goes to test, rounded to
+    whole images; 0 leaves test empty, 1 train. `seed`, an int >= 0, chooses them.
 
     Returns:
       Train and test, each ``{"x": [n, 64] float32 in [0, 1], "y": [n] int32 in 0..9}``.
       The 64 pixels run row by row; both splits keep the order of the original.
-
-    Raises:
-      ValueError: test_fraction is not in [0, 1], or seed is negative.
-      TypeError: seed is not an int.
     """
     from sklearn.datasets import load_digits  # slow to import, needed only here
 
     check.in_range(0, 1, test_fraction=test_fraction)
     check.seed(seed=seed)
     pixels, labels = load_digits(return_X_y=True)
-    rng = np.random.default_rng(seed)
-    is_test = np.zeros(len(labels), bool)
-    for digit in range(10):
-        rows = rng.permutation(np.flatnonzero(labels == digit))
-        is_test[rows[: round(test_fraction * len(rows))]] = True
+    is_test = images.hold_out(np.asarray(labels), test_fraction, seed)
     x, y = np.asarray(pixels, np.float32) / 16, np.asarray(labels, np.int32)
     return Dataset(
         train={"x": x[~is_test], "y": y[~is_test]},

@@ -47,24 +47,12 @@ SELECTIONS = {
 
 
 def load(path: Path | str, selection: str, complete: bool = True) -> Dataset:
-    """Loads the pooled images of one selection.
+    """Loads the pooled images of one selection; arguments and errors as in `images`.
 
-    Args:
-      path: a folder with the four idx files of the selection, say
-        ``emnist-letters-train-images-idx3-ubyte.gz``, or with the folder ``gzip`` that
-        the published archive unpacks to; unpacked files will do.
-      selection: "byclass", "bymerge", "balanced", "letters", "digits" or "mnist".
-      complete: insist on the numbers of images in the table above; False accepts a part
-        of them.
-
-    Returns:
-      Train and test, each ``{"x": [n, 28, 28, 1] float32 in [0, 1], "y": [n] int32 from
-      0}``, in the original order. The 1..26 of the letters are 0..25 here.
-
-    Raises:
-      ValueError: there is no such selection.
-      FileNotFoundError: a file is absent; says what to fetch.
-      DataFileError: a file is damaged, or not what it should be.
+    The files are four of the selection, say
+    ``emnist-letters-train-images-idx3-ubyte.gz``, in `path` or in the folder ``gzip``
+    that the published archive unpacks to; unpacked files will do. x is [n, 28, 28, 1];
+    the 1..26 of the letters are 0..25 here.
     """
     check.one_of(SELECTIONS, selection=selection)
     num_classes, counts = SELECTIONS[selection]

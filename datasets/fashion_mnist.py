@@ -25,22 +25,11 @@ SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
 
 
 def load(path: Path | str, complete: bool = True) -> Dataset:
-    """Loads the pooled images.
+    """Loads the pooled images; arguments and errors as in `images`.
 
-    MNIST's files have the same names and sizes: keep the two in folders of their own.
-
-    Args:
-      path: a folder with the four idx files: ``train-images-idx3-ubyte.gz``,
-        ``train-labels-idx1-ubyte.gz``, ``t10k-...``; unpacked ones will do.
-      complete: insist on 60,000 and 10,000 images; False accepts a part of them.
-
-    Returns:
-      Train and test, each ``{"x": [n, 28, 28, 1] float32 in [0, 1], "y": [n] int32 in
-      0..9}``, in the original order.
-
-    Raises:
-      FileNotFoundError: a file is absent; says what to fetch.
-      DataFileError: a file is damaged, or not what it should be.
+    The files are ``train-images-idx3-ubyte.gz``, ``train-labels-idx1-ubyte.gz``,
+    ``t10k-...``; unpacked ones will do. MNIST's have the same names and sizes: keep the
+    two in folders of their own. x is [n, 28, 28, 1].
     """
     counts = images.COUNTS if complete else (None, None)
     return images.from_idx(path, ("train-", "t10k-"), SOURCE, 10, counts)

@@ -6,6 +6,8 @@ family give the same arrays as those of `tff`, with two differences: clients run
 order of the file, which FedJAX has shuffled, and an id of EMNIST has a hash in front,
 ``<16 characters>:f<writer>_<2 digits>``.
 
+Arguments and errors as in `containers`, others as those of `tff`; msgpack is needed.
+
 Client key: the ids of the files. Polarity and normalisation: as in `tff`; EMNIST is
 inverted to ink 1.
 
@@ -34,6 +36,7 @@ from fedjax_core.datasets.containers import (
     Clients,
     choose,
     convert,
+    named,
     one_split,
     open_sqlite,
     same_clients,
@@ -57,20 +60,7 @@ def emnist(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """Handwritten digits and letters by writer, as `tff.emnist` gives them.
-
-    Args:
-      folder: holds federated_emnist_{train,test}.sqlite, or with `only_digits`
-        federated_emnist_digitsonly_{train,test}.sqlite.
-      only_digits: the 10 digits rather than all 62 classes.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged, or train and test hold different writers.
-      ImportError: msgpack is missing.
-    """
+    """As `tff.emnist`, of federated_emnist[_digitsonly]_{train,test}.sqlite."""
     name = "federated_emnist_digitsonly" if only_digits else "federated_emnist"
     num_classes = 10 if only_digits else 62
     to_arrays = functools.partial(tff.emnist_examples, num_classes=num_classes)
@@ -83,20 +73,7 @@ def shakespeare(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """The next character of roles, as `tff.shakespeare` gives it.
-
-    Args:
-      folder: holds shakespeare_{train,test}.sqlite.
-      length: characters of an example.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged, or train and test hold different roles.
-      ValueError: length < 1.
-      ImportError: msgpack is missing.
-    """
+    """As `tff.shakespeare`, of shakespeare_{train,test}.sqlite."""
     check.positive_int(length=length)
     to_arrays = functools.partial(tff.shakespeare_examples, length=length)
     return _both(folder, "shakespeare", "shakespeare", to_arrays, clients, max_clients)
@@ -110,23 +87,7 @@ def stack_overflow(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """The next word of users' posts, as `tff.stack_overflow` gives it.
-
-    Args:
-      folder: holds stackoverflow_{train,held_out,test}.sqlite, and
-        stackoverflow.word_count if `word_ids` is None.
-      split: "train", "heldout" or "test", three populations of different users.
-      word_ids: word -> id, see `tff.stack_overflow`.
-      length: words of an example.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged.
-      ValueError: there is no such split, or length < 1.
-      ImportError: msgpack is missing.
-    """
+    """As `tff.stack_overflow`, of stackoverflow_{train,held_out,test}.sqlite."""
     check.one_of(("train", "heldout", "test"), split=split)
     check.positive_int(length=length)
     name = "held_out" if split == "heldout" else split
@@ -147,20 +108,10 @@ def iterate(
 ) -> Clients:
     """Yields the clients of a file in its order, one in memory at a time.
 
-    Args:
-      path: an `.sqlite` file of FedJAX.
-      to_arrays: makes arrays of a client's features, such as `tff.emnist_examples`;
-        None for the features as stored, texts as object arrays of bytes.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Raises:
-      DataFileError: the file is damaged or laid out differently, or a client is not in
-        it.
-      ImportError: msgpack is missing.
+    `to_arrays` makes arrays of a client's features, such as `tff.emnist_examples`; None
+    gives the features as stored, texts as object arrays of bytes.
     """
-    raw = _iterate(Path(path), clients, max_clients)
-    return raw if to_arrays is None else convert(path, raw, to_arrays)
+    return convert(path, _iterate(Path(path), clients, max_clients), to_arrays)
 
 
 def _iterate(
@@ -177,10 +128,8 @@ def _iterate(
             row = connection.execute(query, [rowids[client_id]]).fetchone()
             if row is None or not isinstance(row[0], bytes):
                 raise DataFileError(path, where, f"expected a BLOB, found {row!r:.80}.")
-            try:
+            with named(path, where):
                 features = _unpack(row[0])
-            except ValueError as error:
-                raise DataFileError(path, where, str(error)) from error
             sizes = {name: len(array) for name, array in features.items()}
             if set(sizes.values()) != {row[1]}:
                 problem = f"expected {row[1]!r} examples, found {sizes}."
@@ -235,11 +184,9 @@ def _parts(parts: Any, count: int) -> list[Any]:
     """Checks that there are so many, and that the first is a shape."""
     if not isinstance(parts, list) or len(parts) != count:
         raise ValueError(f"expected an array as {count} parts, found {parts!r:.80}.")
-    shape = parts[0]
-    if not isinstance(shape, list) or not all(
-        isinstance(n, int) and 0 <= n < 2**40 for n in shape
-    ):
-        raise ValueError(f"expected the shape of an array, found {shape!r:.80}.")
+    sizes = parts[0] if isinstance(parts[0], list) else [None]
+    if not all(isinstance(n, int) and 0 <= n < 2**40 for n in sizes):
+        raise ValueError(f"expected the shape of an array, found {parts[0]!r:.80}.")
     return parts
 
 
@@ -256,12 +203,10 @@ def _numbers(shape: list[int], name: Any, raw: Any) -> np.ndarray:
 def _texts(shape: list[int], flat: Any) -> np.ndarray:
     if not isinstance(flat, list) or len(flat) != math.prod(shape):
         raise ValueError(f"expected a list of texts of shape {shape}.")
-    values = np.empty(len(flat), object)
-    for i, text in enumerate(flat):
+    for text in flat:
         if not isinstance(text, bytes):
             raise ValueError(f"expected texts, found {text!r:.80}.")
-        values[i] = text
-    return values.reshape(shape)
+    return np.fromiter(flat, object, len(flat)).reshape(shape)
 
 
 def _text(path: Path, name: Any) -> str:
@@ -283,11 +228,8 @@ def _both(
     clients: Sequence[str] | None,
     max_clients: int | None,
 ) -> FederatedData:
-    def read(
-        split: str, clients: Sequence[str] | None, max_clients: int | None
-    ) -> Clients:
-        path = _find(folder, family, f"{name}_{split}")
-        return iterate(path, to_arrays, clients, max_clients)
+    def read(split: str, *wanted: Any) -> Clients:
+        return iterate(_find(folder, family, f"{name}_{split}"), to_arrays, *wanted)
 
     path = _find(folder, family, f"{name}_test")
     return same_clients(path, read, clients, max_clients)

@@ -1,9 +1,9 @@
 """Finnish weather: temperatures of past days or hours, to predict the next.
 
 Observations of the Finnish Meteorological Institute (FMI), as its site hands them out
-(CSV files of one or more stations) or rearranged in one table for many: hourly (207
-stations, 96 hours at New Year 2024), daily (202 stations, 93 days of 2025 and 2026),
-windows (192 stations, 10 windows of 2025 each).
+(CSV files of one or more stations) or in one table for many, as the courses of Jung's
+book have them: hourly (207 stations, 96 hours at New Year 2024), daily (202 stations,
+93 days of 2025 and 2026), windows (192 stations, 10 windows of 2025 each).
 
 Client key: the stations, by name. `coordinates` gives their places, for graphs.
 
@@ -27,7 +27,7 @@ References:
 import datetime
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,12 +36,18 @@ import numpy as np
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.data.readers import csv_files, files
-from fedjax_core.data.readers.files import DataFileError, read_bytes
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import tables
 
 SOURCE = "https://en.ilmatieteenlaitos.fi/download-observations"
 
-_WINDOW = 5  # of the rearranged windows
+_WINDOW = 5  # of the ready windows
+_OTHER_NAMES = {  # of columns, in lower case
+    **{"observation station": "station", "name": "station"},
+    **{"latitude": "lat", "longitude": "lon"},
+    **{"timestamp": "time", "temp": "temperature_c", "time [local time]": "clock"},
+    **{"m": "month", "d": "day"},
+}
 
 
 class _Series(NamedTuple):
@@ -59,48 +65,45 @@ def load(
     test_fraction: float = 0.2,
     standardize: bool = True,
 ) -> FederatedData:
-    """Loads windows of weather by station.
+    """Loads windows of weather by station; arguments and errors as in `tables`.
 
-    The header of a file tells its layout:
+    The header of a file tells its layout, in any case of letters. Station, lat, lon,
+    time and temperature_c may also be called Name, Latitude, Longitude, Timestamp and
+    temp:
 
     ======================  ==========================================================
     site                    Observation station, Year, Month, Day, Time [Local time],
                             then parameters with their units; "-" is a gap
     site, older             Year, m, d, Time, Time zone, then parameters; the station is
                             the file's name without its ending
-    hourly                  station, lat, lon, time, temperature_c
-    daily                   station, lat, lon, day, tmin, tmax
-    windows                 station, lat, lon, tmax_1 to tmax_5, tmin_1 to tmin_5,
-                            y_tmax, y_tmin
+    hourly                  station, time, temperature_c; rows in any order
+    daily                   station, day, tmin, tmax; rows in any order
+    windows                 station, tmax_1 to tmax_5, tmin_1 to tmin_5, y_tmax, y_tmin
+    windows as lists        station, Tmax and Tmin as "[0.3, -1.9, -1.2, 5.4, 7.7]",
+                            y_Tmax, y_Tmin
     ======================  ==========================================================
 
-    Args:
-      path: a file, gzipped or not, or a folder of site files (``*.csv``,
-        ``*.csv.gz``), which are read together and have the same parameters.
-      window: number of past values, >= 1; the windows layout has 5.
-      target: the series to predict, by default the first: "tmax" or "tmin" (daily and
-        windows), "temperature_c" (hourly), or a parameter with "temperature" in its
-        name (site). These are also the series that features are made from.
-      test_fraction: share of every station's windows that goes to test: the last ones
-        in time; in the windows layout, which tells no time, the last rows.
-      standardize: scale the features as the module says.
+    - path: a file, gzipped or not, or a folder of site files (``*.csv``, ``*.csv.gz``),
+      which are read together and have the same parameters.
+    - window: number of past values, >= 1; ready windows have 5.
+    - target: the series to predict, by default the first: "tmax" or "tmin" (daily and
+      windows), "temperature_c" (hourly), or a parameter with "temperature" in its name
+      (site). These are also the series that features are made from.
+    - test_fraction: share of every station's windows that goes to test: the last ones
+      in time; of ready windows, which tell no time, the last rows.
 
-    Returns:
-      Train and, unless test_fraction is 0, test of one client per station, each
-      ``{"x": [n, window * num_series] float32, "y": [n] float32}``. A station without
-      any whole window is left out.
-
-    Raises:
-      FileNotFoundError: no file; says where to get it.
-      DataFileError: a file is not as it should be; names the line and the column.
-      ValueError: window, target or test_fraction out of range.
-      TypeError: window is not an int.
+    One client per station, ``{"x": [n, window * num_series] float32, "y": [n]
+    float32}``. A station without any whole window is left out. Where no station has
+    one, the error says how long a window may be.
     """
     check.positive_int(window=window)
-    check.in_range(0, 1, test_fraction=test_fraction)
     path = Path(path)
     if path.is_dir():
-        found = sorted([*path.glob("*.csv"), *path.glob("*.csv.gz")])
+        found = sorted(
+            file
+            for end in ("", ".gz")
+            for file in files.visible_files(path, f"*.csv{end}")
+        )
     else:
         found = [path] if path.is_file() else []
     if not found:
@@ -108,61 +111,62 @@ def load(
             f"no file {path} and no *.csv in such a folder; fetch observations from "
             f"{SOURCE} and put them there."
         )
-    header = _header(found[0])
-    if "tmax_1" in header and not path.is_dir():
+    names = _columns(found[0])
+    if "y_tmax" in names and not path.is_dir():
         check.one_of((_WINDOW,), window=window)
         check.one_of(("tmax", "tmin", None), target=target)
-        station, x, y = _read_windows(path, target or "tmax")
+        station, x, y = _read_windows(path, names, target or "tmax")
     else:
         if path.is_dir():
             series = _merge([(file, _read_site(file)) for file in found])
-        elif "temperature_c" in header:
-            series = _read_hourly(path)
-        elif "tmin" in header:
-            series = _read_daily(path)
+        elif {"time", "temperature_c"} <= names.keys():
+            series = _read_table(path, names, "time", ["temperature_c"])
+        elif "tmin" in names:
+            series = _read_table(path, names, "day", ["tmax", "tmin"])
         else:
             series = _read_site(path)
-        names = list(series.values)
-        check.one_of((*names, None), target=target)
-        column = names.index(target) if target else 0
+        check.one_of((*series.values, None), target=target)
+        column = list(series.values).index(target) if target else 0
         station, x, y = _cut(found[0], series, window, column)
-    test = _last(station, test_fraction)
-    if standardize:
-        x = tables.standardize(x, ~test)
-    return tables.by_client(
-        station, test, {"x": x.astype(np.float32), "y": y.astype(np.float32)}
-    )
+    test = tables.hold_out_last(station, test_fraction)
+    return tables.population(station, test, x, y, standardize)
 
 
 def coordinates(path: Path | str, stations: Sequence[str]) -> np.ndarray:
-    """Where the stations are.
+    """Where the stations are, [N, 2] latitude and longitude in degrees (WGS 84).
 
-    Args:
-      path: a CSV file with columns station, lat and lon, such as the rearranged ones.
-      stations: names, ``data.client_ids`` of what `load` returned.
-
-    Returns:
-      [N, 2] float64, latitude and longitude in degrees (WGS 84), NaN where the file has
-      none. A station listed at several places (it moved) is at the last of them.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      DataFileError: the file is not as it should be; names the line and the column.
+    `path` is a CSV file with columns station, lat and lon, or Name, Latitude and
+    Longitude, as all but those of the site have them; `stations` are names,
+    ``data.client_ids`` of what `load` returned. Those that the file does not have are
+    at NaN, one that is listed at several places (it moved) at the last of them.
     """
-    path = Path(path)
-    table = csv_files.read(
-        files.find(path.parent, [path.name], SOURCE),
-        {
-            "station": csv_files.name,
-            "lat": csv_files.optional(_degrees(90), ""),
-            "lon": csv_files.optional(_degrees(180), ""),
-        },
-    )
-    columns = (table["station"].tolist(), table["lat"], table["lon"])
-    place = {name: (lat, lon) for name, lat, lon in zip(*columns, strict=True)}
-    return np.array([place.get(s, (math.nan, math.nan)) for s in stations]).reshape(
-        -1, 2
-    )
+    file = files.find(Path(path).parent, [Path(path).name], SOURCE)
+    names = _columns(file)
+    fields = {
+        "station": csv_files.name,
+        "lat": csv_files.optional(_degrees(90), ""),
+        "lon": csv_files.optional(_degrees(180), ""),
+    }
+    table = _read(file, names, fields)
+    rows = zip(*(table[c].tolist() for c in fields), strict=True)
+    place = {name: where for name, *where in rows}
+    return np.array([place.get(s, [math.nan] * 2) for s in stations]).reshape(-1, 2)
+
+
+def _columns(file: Path) -> dict[str, str]:
+    """Columns of a file under one name for all layouts -> as they are in the header."""
+    first = files.read_bytes(file).split(b"\n", 1)[0]
+    text = first.decode("utf-8-sig", errors="replace")
+    header = [column.strip().strip('"') for column in text.split(",")]
+    return {_OTHER_NAMES.get(c.lower(), c.lower()): c for c in header}
+
+
+def _read(
+    file: Path, names: dict[str, str], fields: dict[str, csv_files.Field]
+) -> dict[str, np.ndarray]:
+    """Columns by their names for all layouts."""
+    table = csv_files.read(file, {names.get(c, c): f for c, f in fields.items()})
+    return {c: table[names.get(c, c)] for c in fields}
 
 
 def _degrees(limit: int) -> csv_files.Field:
@@ -175,49 +179,19 @@ def _degrees(limit: int) -> csv_files.Field:
     return parse
 
 
-def _header(file: Path) -> list[str]:
-    first = read_bytes(file).split(b"\n", 1)[0]
-    text = first.decode("utf-8-sig", errors="replace")
-    return [column.strip().strip('"') for column in text.split(",")]
+def _temperature(text: str) -> float:
+    return math.nan if text in ("-", "") else csv_files.number(text)
 
 
-def _minutes(parse: Callable[[str], datetime.datetime]) -> csv_files.Field:
-    """Minutes since 1970 of a date that `parse` reads."""
-
-    def field(text: str) -> int:
-        try:
-            return _since_1970(parse(text))
-        except (ValueError, OverflowError):
-            raise ValueError("expected a date, as 2023-12-28 (11:00:00)") from None
-
-    return field
-
-
-def _since_1970(time: datetime.datetime) -> int:
-    if time.tzinfo is not None:
-        time = time.astimezone(datetime.UTC).replace(tzinfo=None)
-    return (time - datetime.datetime(1970, 1, 1)) // datetime.timedelta(minutes=1)
-
-
-def _read_hourly(file: Path) -> _Series:
-    time = _minutes(datetime.datetime.fromisoformat)
-    fields = {
-        "station": csv_files.name,
-        "time": time,
-        "temperature_c": csv_files.optional(csv_files.number, ""),
-    }
-    table = csv_files.read(file, fields)
-    values = {"temperature_c": table["temperature_c"]}
-    return _Series(table["station"], table["time"], values)
-
-
-def _read_daily(file: Path) -> _Series:
-    day = _minutes(lambda text: datetime.datetime.strptime(text, "%Y-%m-%d"))
-    gap = csv_files.optional(csv_files.number, "")
-    fields = {"station": csv_files.name, "day": day, "tmax": gap, "tmin": gap}
-    table = csv_files.read(file, fields)
-    values = {c: table[c] for c in ("tmax", "tmin")}
-    return _Series(table["station"], table["day"], values)
+def _minutes(text: str) -> int:
+    """Minutes since 1970."""
+    try:
+        time = datetime.datetime.fromisoformat(text)
+        if time.tzinfo is not None:
+            time = time.astimezone(datetime.UTC).replace(tzinfo=None)
+        return (time - datetime.datetime(1970, 1, 1)) // datetime.timedelta(minutes=1)
+    except (ValueError, OverflowError):
+        raise ValueError("expected a date, as 2023-12-28 (11:00:00)") from None
 
 
 def _clock(text: str) -> int:
@@ -228,53 +202,58 @@ def _clock(text: str) -> int:
     return 60 * int(found[1]) + int(found[2])
 
 
+def _list(text: str) -> list[float]:
+    values = text.removeprefix("[").removesuffix("]").split(",")
+    if len(values) != _WINDOW or len(text) != len(",".join(values)) + 2:
+        raise ValueError(f"expected a list of {_WINDOW} numbers, as [0.3, -1.9, ...]")
+    return [csv_files.number(value.strip()) for value in values]
+
+
+def _read_table(
+    file: Path, names: dict[str, str], time: str, series: list[str]
+) -> _Series:
+    fields = {"station": csv_files.name, time: _minutes}
+    table = _read(file, names, fields | dict.fromkeys(series, _temperature))
+    order = np.argsort(table[time], kind="stable")
+    values = {c: table[c][order] for c in series}
+    return _Series(table["station"][order], table[time][order], values)
+
+
 def _read_site(file: Path) -> _Series:
-    header = _header(file)
-    new = "Observation station" in header
-    year, month, day, clock = (
-        ("Year", "Month", "Day", "Time [Local time]")
-        if new
-        else ("Year", "m", "d", "Time")
-    )
-    series = [c for c in header if "temperature" in c.lower()]
+    names = _columns(file)
+    series = [c for c in names.values() if "temperature" in c.lower()]
     if not series:
-        raise DataFileError(
-            file,
-            "line 1",
-            "expected the header of one of FMI's layouts with a temperature, found "
-            f"{', '.join(header)[:100]!r}.",
+        found = ", ".join(names.values())
+        problem = (
+            "expected the header of one of FMI's layouts with a temperature, found"
         )
-    table = csv_files.read(
-        file,
-        {
-            **({"Observation station": csv_files.name} if new else {}),
-            **dict.fromkeys((year, month, day), csv_files.integer),
-            clock: _clock,
-            **dict.fromkeys(series, _gap_number),
-        },
-    )
-    dates = zip(*(table[c].tolist() for c in (year, month, day)), strict=True)
+        raise DataFileError(file, "line 1", f"{problem} {found[:100]!r}.")
+    new = "station" in names
+    clock = "clock" if new else "time"
+    fields = {
+        **({"station": csv_files.name} if new else {}),
+        **dict.fromkeys(("year", "month", "day"), csv_files.integer),
+        clock: _clock,
+    }
+    names |= {c: c for c in series}
+    spelled = {"year": "Year", "month": "Month", "day": "Day"}  # for the error
+    table = _read(file, spelled | names, fields | dict.fromkeys(series, _temperature))
     days = []
-    for i, date in enumerate(dates):
+    for i, date in enumerate(
+        zip(*(table[c] for c in ("year", "month", "day")), strict=True)
+    ):
         try:
-            days.append(_since_1970(datetime.datetime(*date)))
-        except (ValueError, OverflowError):
-            raise DataFileError(
-                file,
-                f"row {i + 1} of data",
-                f"expected a date, found {'-'.join(map(str, date))}.",
-            ) from None
+            days.append(_minutes("{:04d}-{:02d}-{:02d}".format(*date)))
+        except ValueError:
+            problem = f"expected a date, found {'-'.join(map(str, date))}."
+            raise DataFileError(file, f"row {i + 1} of data", problem) from None
     # file.stem would leave the .csv of .csv.gz.
-    names = np.full(len(days), file.name.split(".csv")[0])
+    alone = np.full(len(days), file.name.split(".csv")[0])
     return _Series(
-        table["Observation station"] if new else names,
+        table["station"] if new else alone,
         np.array(days) + table[clock],
         {c: table[c] for c in series},
     )
-
-
-def _gap_number(text: str) -> float:
-    return math.nan if text in ("-", "") else csv_files.number(text)
 
 
 def _merge(parts: list[tuple[Path, _Series]]) -> _Series:
@@ -283,17 +262,15 @@ def _merge(parts: list[tuple[Path, _Series]]) -> _Series:
     owner: dict[str, Path] = {}
     for file, part in parts:
         if list(part.values) != list(series.values):
-            raise DataFileError(
-                file,
-                "line 1",
-                f"expected the temperatures of {first}, {', '.join(series.values)}; "
-                f"found {', '.join(part.values)}.",
+            problem = (
+                f"expected the temperatures of {first}, {', '.join(series.values)}"
             )
+            problem += f"; found {', '.join(part.values)}."
+            raise DataFileError(file, "line 1", problem)
         for name in np.unique(part.station).tolist():
             if name in owner:
-                raise DataFileError(
-                    file, "stations", f"{name!r} is also in {owner[name]}."
-                )
+                problem = f"{name!r} is also in {owner[name]}."
+                raise DataFileError(file, "stations", problem)
             owner[name] = file
     return _Series(
         np.concatenate([part.station for _, part in parts]),
@@ -306,51 +283,47 @@ def _cut(
     file: Path, series: _Series, window: int, column: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Windows of consecutive times: station [n], x [n, window * k], y [n]."""
-    stations, xs, ys = [], [], []
-    values = np.stack(list(series.values.values()), 1)
     names, client = np.unique(series.station, return_inverse=True)
-    rows_of = np.split(
-        np.argsort(client, kind="stable"), np.cumsum(np.bincount(client))[:-1]
-    )
-    steps = np.concatenate([np.diff(series.minute[rows]) for rows in rows_of])
-    for name, rows in zip(names, rows_of, strict=True):
-        if np.any(np.diff(series.minute[rows]) < 0):
-            raise DataFileError(
-                file, f"station '{name}'", "expected rows in the order of time."
-            )
+    order = np.argsort(client, kind="stable")
+    client, minute = client[order], series.minute[order]
+    values = np.stack(list(series.values.values()), 1)[order]
+    same = np.concatenate([[False], client[1:] == client[:-1]])
+    steps = np.diff(minute, prepend=0)
+    back = np.flatnonzero(same & (steps < 0))
+    if back.size:
+        station = names[client[back[0]]]
+        problem = "expected rows in the order of time."
+        raise DataFileError(file, f"station '{station}'", problem)
     # A repeated time is no step: local clocks have the hour twice in October.
-    lengths, counts = np.unique(steps[steps > 0], return_counts=True)
+    lengths, counts = np.unique(steps[same & (steps > 0)], return_counts=True)
     step = lengths[counts.argmax()] if len(lengths) else 0
-    for name, rows in zip(names, rows_of, strict=True):
-        if len(rows) <= window:
-            continue
-        runs = np.cumsum(np.diff(series.minute[rows], prepend=0) != step)
-        cut = np.lib.stride_tricks.sliding_window_view(values[rows], window + 1, axis=0)
-        whole = (runs[window:] == runs[:-window]) & ~np.isnan(cut).any((1, 2))
-        stations.append(np.full(whole.sum(), name))
-        xs.append(cut[whole, :, :-1].reshape(-1, values.shape[1] * window))
-        ys.append(cut[whole, column, -1])
-    if not sum(map(len, ys)):
-        raise DataFileError(
-            file,
-            "all rows",
-            f"expected {window + 1} consecutive values somewhere, found nowhere.",
+    whole = np.asarray(~np.isnan(values).any(1))
+    # A gap opens a run, so within a run only the first row can be one.
+    run = np.cumsum(~same | (steps != step) | ~whole)
+    start = np.flatnonzero((run[window:] == run[:-window]) & whole[:-window])
+    if not len(start):
+        longest = int(np.bincount(run[whole]).max(initial=0))
+        fits = (
+            f"window can be {longest - 1} at most" if longest > 1 else "no window fits"
         )
-    return np.concatenate(stations), np.concatenate(xs), np.concatenate(ys)
+        problem = f"expected {window + 1} consecutive values somewhere, found nowhere"
+        raise DataFileError(file, "all rows", f"{problem} more than {longest}; {fits}.")
+    cut = np.lib.stride_tricks.sliding_window_view(values, window + 1, axis=0)[start]
+    x = cut[:, :, :-1].reshape(len(start), -1)
+    return names[client[start]], x, cut[:, column, -1]
 
 
-def _read_windows(file: Path, target: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    lags = [f"{c}_{i + 1}" for c in ("tmax", "tmin") for i in range(_WINDOW)]
-    fields = dict.fromkeys([*lags, "y_tmax", "y_tmin"], csv_files.number)
-    table = csv_files.read(file, {"station": csv_files.name, **fields})
-    return table["station"], np.stack([table[c] for c in lags], 1), table[f"y_{target}"]
-
-
-def _last(station: np.ndarray, fraction: float) -> np.ndarray:
-    """[n] bool: the last rows of every station, but never all of them."""
-    test = np.zeros(len(station), bool)
-    for name in np.unique(station):
-        rows = np.flatnonzero(station == name)
-        count = min(round(fraction * len(rows)), len(rows) - 1)
-        test[rows[len(rows) - count :]] = True
-    return test
+def _read_windows(
+    file: Path, names: dict[str, str], target: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    fields = {"station": csv_files.name}
+    fields |= dict.fromkeys(("y_tmax", "y_tmin"), csv_files.number)
+    if "tmax_1" in names:
+        lags = [f"{c}_{i + 1}" for c in ("tmax", "tmin") for i in range(_WINDOW)]
+        fields |= dict.fromkeys(lags, csv_files.number)
+    else:
+        lags = ["tmax", "tmin"]
+        fields |= dict.fromkeys(lags, _list)
+    table = _read(file, names, fields)
+    x = np.column_stack([table[c] for c in lags])
+    return table["station"], x, table[f"y_{target}"]

@@ -40,17 +40,9 @@ from fedjax_core.data.packed import FederatedData
 from fedjax_core.datasets import tables
 
 COLUMNS = (
-    "mean temperature",
-    "max temperature",
-    "min temperature",
-    "relative humidity",
-    "wind speed",
-    "max wind speed",
-    "wind direction",
-    "gust speed",
-    "precipitation",
-    "pressure",
-    "hour",
+    *("mean temperature", "max temperature", "min temperature", "relative humidity"),
+    *("wind speed", "max wind speed", "wind direction", "gust speed", "precipitation"),
+    *("pressure", "hour"),
 )
 """What `hourly` has, x1 to x11 of Jung's Exercise 9.5."""
 
@@ -69,14 +61,12 @@ def daily(
 ) -> tuple[FederatedData, np.ndarray]:
     """Draws stations and windows of days, in the form of `fmi.load`.
 
-    Args:
-      num_stations: N >= 1; the time to draw grows with N^2.
-      num_windows: windows per station, >= 1, of six days each, one after the other.
-      first_day: day of the year on which the first window starts, >= 0.
-      test_fraction: share of every station's windows that goes to test: the last ones
-        in time, but never all.
-      standardize: scale features by the mean and deviation of all stations' train rows.
-      seed: int >= 0.
+    Arguments beside those of `tables`:
+
+    - num_stations: N >= 1; the time to draw grows with N^2.
+    - num_windows: windows per station, >= 1, of six days each, one after the other; the
+      last ones are the test split, but never all.
+    - first_day: day of the year on which the first window starts, >= 0.
 
     Returns:
       Train and, unless test_fraction is 0, test of one client per station, each ``{"x":
@@ -84,15 +74,10 @@ def daily(
       the lowest, oldest first; and the highest of the next day, in degrees Celsius.
 
       The coordinates ``[N, 2]`` float64, latitude and longitude in degrees.
-
-    Raises:
-      ValueError: a number is out of range.
-      TypeError: num_stations or num_windows is not an int.
     """
     check.positive_int(num_stations=num_stations, num_windows=num_windows)
     check.non_negative(first_day=first_day)
     check.seed(seed=seed)
-    check.in_range(0, 1, test_fraction=test_fraction)
     rng = np.random.default_rng([seed, 201])
     place = np.column_stack(
         [rng.uniform(60, 70, num_stations), rng.uniform(20, 31, num_stations)]
@@ -101,34 +86,17 @@ def daily(
     days = _temperature(rng, place, hours).T.reshape(-1, _PAST + 1, 24)
     highest, lowest = days.max(2), days.min(2)  # [N * num_windows, 6]
     x, y = np.hstack([highest[:, :-1], lowest[:, :-1]]), highest[:, -1]
-    num_test = min(round(test_fraction * num_windows), num_windows - 1)
-    test = np.tile(np.arange(num_windows) >= num_windows - num_test, num_stations)
-    if standardize:
-        x = tables.standardize(x, ~test)
-    data = tables.by_client(
-        np.repeat(np.arange(num_stations), num_windows),
-        test,
-        {"x": x.astype(np.float32), "y": y.astype(np.float32)},
-    )
-    return data, place
+    station = np.repeat(np.arange(num_stations), num_windows)
+    test = tables.hold_out_last(station, test_fraction)
+    return tables.population(station, test, x, y, standardize), place
 
 
 def hourly(num_hours: int = 720, first_day: int = 90, seed: int = 0) -> np.ndarray:
     """Draws the hours of one station, the table of Exercise 9.5.
 
-    The hour shows in temperature, humidity and wind. Precipitation is mostly 0.
-
-    Args:
-      num_hours: rows, >= 1; 720 are the April of the exercise.
-      first_day: day of the year of the first row, >= 0.
-      seed: int >= 0.
-
-    Returns:
-      ``[num_hours, 11]`` float64, columns as in `COLUMNS`; the hour is 1 to 24.
-
-    Raises:
-      ValueError: a number is out of range.
-      TypeError: num_hours is not an int.
+    `num_hours` >= 1 rows, 720 are the April of the exercise, from the `first_day` >= 0
+    of the year: ``[num_hours, 11]`` float64, columns as in `COLUMNS`. The hour is 1 to
+    24, and shows in temperature, humidity and wind. Precipitation is mostly 0.
     """
     check.positive_int(num_hours=num_hours)
     check.non_negative(first_day=first_day)

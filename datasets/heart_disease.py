@@ -65,22 +65,13 @@ _MEASURED = ("age", "trestbps", "chol", "thalach", "oldpeak")
 def load(path: Path | str, seed: int = 43, standardize: bool = True) -> FederatedData:
     """Loads the four hospitals as FLamby prepares them.
 
-    Args:
-      path: folder with ``processed.<hospital>.data`` of all four hospitals.
-      seed: int in 0..2**32 - 1 that chooses the train rows: 66 % of every hospital,
-        with its share of ill patients where it has more than two of each kind. 43 is
-        FLamby's split.
-      standardize: scale the five measured columns as the module says.
+    Arguments and errors as in `tables`, but `path` is a folder with
+    ``processed.<hospital>.data`` of all four, and `seed` in 0..2**32 - 1 chooses the
+    train rows: 66 % of every hospital, with its share of ill patients where it has more
+    than two of each kind. 43 is FLamby's split.
 
-    Returns:
-      Train and test of 4 clients, each ``{"x": [n, 13] float32, "y": [n] int32}``,
-      y = 1 for heart disease (num > 0). Rows keep the order of the files.
-
-    Raises:
-      FileNotFoundError: a file is missing; says where to get it.
-      DataFileError: a file is not as it should be; names the line and the column.
-      ValueError: seed is not in 0..2**32 - 1, what scikit-learn takes.
-      TypeError: seed is not an int.
+    Train and test of 4 clients, each ``{"x": [n, 13] float32, "y": [n] int32}``, y = 1
+    for heart disease (num > 0). Rows keep the order of the files.
     """
     from sklearn.model_selection import train_test_split  # slow to import
 
@@ -93,11 +84,8 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
         rows = rows[~np.isnan(rows).any(1)]
         counts = np.bincount(rows[:, -1] > 0, minlength=2)
         if len(rows) < 2:
-            raise DataFileError(
-                _find(path, hospital),
-                "all rows",
-                f"expected at least 2 without gaps, found {len(rows)}.",
-            )
+            problem = f"expected at least 2 without gaps, found {len(rows)}."
+            raise DataFileError(_find(path, hospital), "all rows", problem)
         test = train_test_split(
             np.arange(len(rows)),
             train_size=0.66,
@@ -107,35 +95,25 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
         )[1]
         blocks.append(rows)
         is_test.append(np.isin(np.arange(len(rows)), test))
-    hospitals = np.repeat(HOSPITALS, [len(b) for b in blocks])
-    test = np.concatenate(is_test)
-    column = dict(
-        zip([COLUMNS[i] for i in wanted], np.concatenate(blocks).T, strict=True)
-    )
-    if standardize:
-        measured = np.stack([column[c] for c in _MEASURED], 1)
-        column |= zip(_MEASURED, tables.standardize(measured, ~test).T, strict=True)
+    names = [COLUMNS[i] for i in wanted]
+    column = dict(zip(names, np.concatenate(blocks).T, strict=True))
+    kept = [c for c in column if c not in ("cp", "restecg", "num")]
     levels = [column["cp"] == v for v in (2, 3, 4)]
     levels += [column["restecg"] == v for v in (1, 2)]
-    kept = [v for c, v in column.items() if c not in ("cp", "restecg", "num")]
-    return tables.by_client(
-        hospitals,
-        test,
-        {
-            "x": np.stack(kept + levels, 1).astype(np.float32),
-            "y": (column["num"] > 0).astype(np.int32),
-        },
+    return tables.population(
+        np.repeat(HOSPITALS, [len(b) for b in blocks]),
+        np.concatenate(is_test),
+        np.stack([*(column[c] for c in kept), *levels], 1),
+        (column["num"] > 0).astype(np.int32),
+        standardize,
+        [kept.index(c) for c in _MEASURED],
     )
 
 
 def read(path: Path | str) -> dict[str, np.ndarray]:
     """The files as they are: hospital -> [n, 14] float64, NaN where a value is missing.
 
-    Args:
-      path: folder with ``processed.<hospital>.data`` of all four hospitals.
-
-    Raises:
-      FileNotFoundError, DataFileError: as `load`; also if two files have equal content.
+    Errors as `load`; also if two files have equal content.
     """
     found = {hospital: _find(path, hospital) for hospital in HOSPITALS}
     hospitals: dict[str, np.ndarray] = {}

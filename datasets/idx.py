@@ -24,16 +24,11 @@ def read(
     shape: Sequence[int | None] | None = None,
     dtype: type[np.generic] | None = None,
 ) -> np.ndarray:
-    """Reads one idx file, gzipped or not.
+    """Reads one idx file, gzipped or not, in the machine's byte order.
 
-    Args:
-      path: the file.
-      shape: what the shape must be, None for a dimension of any size.
-      dtype: what the values must be: `np.uint8`, say, or all of a kind, `np.integer`.
-
-    Returns:
-      The array, in the machine's byte order: uint8, int8, int16, int32, float32 or
-      float64.
+    Values are uint8, int8, int16, int32, float32 or float64. `shape` is what it must
+    be, None for a dimension of any size; `dtype` what values must be: `np.uint8`, say,
+    or all of a kind, `np.integer`.
 
     Raises:
       FileNotFoundError: no such file.

@@ -1,6 +1,21 @@
-"""What the readers of image sets share: from stored bytes to x in [0, 1] and labels."""
+"""What the readers of image sets share: from stored bytes to x in [0, 1] and labels.
 
-from collections.abc import Sequence
+What every `load` of images takes, gives and raises, unless it says otherwise:
+
+Args:
+  path: folder that holds the files that the module names, or one of them.
+  complete: insist on the published numbers of images; False accepts a part of them.
+
+Returns:
+  Train and test, each ``{"x": [n, H, W, C] float32 in [0, 1], "y": [n] int32}``, labels
+  from 0, in the original order.
+
+Raises:
+  FileNotFoundError: a file is absent; says what to fetch.
+  DataFileError: a file is damaged, not what it should be, or a copy of another.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,20 +43,17 @@ def to_labels(
     num_images: int,
     num_classes: int,
     first: int = 0,
+    what: str = "label",
 ) -> np.ndarray:
-    """Checks labels that run from `first`; returns [n] int32 that run from 0.
-
-    Raises:
-      DataFileError: not one label per image, or one that is no class.
-    """
+    """Checks labels that run from `first`; returns [n] int32 that run from 0."""
     if len(labels) != num_images:
-        problem = f"expected one label for each of {num_images} images, found"
+        problem = f"expected one {what} for each of {num_images} images, found"
         raise DataFileError(path, where, f"{problem} {len(labels)}.")
     last = first + num_classes - 1
     wrong = np.flatnonzero((labels < first) | (labels > last))
     if wrong.size:
         i = wrong[0]
-        problem = f"expected labels {first} to {last}, found {labels[i]} at row {i}."
+        problem = f"expected {what}s {first} to {last}, found {labels[i]} at row {i}."
         raise DataFileError(path, where, problem)
     return labels.astype(np.int32) - np.int32(first)
 
@@ -54,11 +66,7 @@ def from_idx(
     counts: Sequence[int | None],
     **options: Any,
 ) -> Dataset:
-    """Train and test, each by `read_idx` with its prefix and its count.
-
-    Raises:
-      FileNotFoundError, DataFileError: as `read_idx`; also if test is a copy of train.
-    """
+    """Train and test, each by `read_idx` with its prefix and its count."""
     train, test = (
         read_idx(folder, prefix, source, num_classes, count, **options)
         for prefix, count in zip(prefixes, counts, strict=True)
@@ -89,26 +97,14 @@ def read_idx(
 ) -> IdxPair:
     """Reads 28x28 grey images and their labels from two idx files.
 
-    Args:
-      folder: holds the files, or a folder "gzip" with them.
-      prefix: of the files' names: "train-" for ``train-images-idx3-ubyte.gz`` and
-        ``train-labels-idx1-ubyte.gz``, which may also be unpacked.
-      source: where to get the files, for the error; {} stands for a file's name.
-      num_classes: number of classes.
-      count: number of images, None for any.
-      first_label: the smallest label in the file.
-      transposed: the file holds an image column by column.
-
-    Raises:
-      FileNotFoundError: a file is absent.
-      DataFileError: a file is damaged or not what it should be.
+    `folder` holds ``<prefix>images-idx3-ubyte.gz`` and
+    ``<prefix>labels-idx1-ubyte.gz``, which may also be unpacked, or a folder "gzip"
+    with them. `source` says where to get a file, {} stands for its name; `count` is the
+    number of images, None for any; labels run from `first_label`. In files that are
+    `transposed` an image comes column by column.
     """
-    image_path, label_path = (
-        find(folder, names, source.format(names[0]))
-        for names in map(
-            _names, (f"{prefix}images-idx3-ubyte", f"{prefix}labels-idx1-ubyte")
-        )
-    )
+    files = (_names(f"{prefix}{k}-ubyte") for k in ("images-idx3", "labels-idx1"))
+    image_path, label_path = (find(folder, n, source.format(n[0])) for n in files)
     images = idx.read(image_path, (count, 28, 28), np.uint8)
     labels = idx.read(label_path, (count,), np.uint8)
     return IdxPair(
@@ -120,42 +116,54 @@ def read_idx(
 
 
 def from_npz(
-    path: Path,
-    num_classes: int,
-    shape: Sequence[int],
-    counts: Sequence[int | None],
+    path: Path, num_classes: int, shape: Sequence[int], counts: Sequence[int | None]
 ) -> Dataset:
     """Train and test from the arrays x_train, y_train, x_test and y_test.
 
-    Args:
-      path: the file.
-      num_classes: number of classes, labelled from 0.
-      shape: of one image, uint8.
-      counts: images in train and test, None for any number.
-
-    Raises:
-      DataFileError: the file is damaged, or an array is not what it should be.
+    Images have the `shape` and are uint8, `counts` are how many, None for any number.
     """
-    expected: dict[str, npz.Expected] = {}
-    for split, count in zip(("train", "test"), counts, strict=True):
-        expected[f"x_{split}"] = (np.uint8, (count, *shape))
-        expected[f"y_{split}"] = (np.integer, (count,))
-    arrays = npz.read(path, expected)
+    names = {split: (f"x_{split}", f"y_{split}") for split in ("train", "test")}
+    pairs = read_npz(path, names, shape, (), counts)
     splits = []
-    for split in ("train", "test"):
-        images, labels = arrays[f"x_{split}"], arrays[f"y_{split}"]
-        where = f"array 'y_{split}'"
+    for split, (images, labels) in pairs.items():
+        where = f"array '{names[split][1]}'"
         y = to_labels(path, where, labels, len(images), num_classes)
         splits.append({"x": to_float(images), "y": y})
     return Dataset(*splits)
 
 
-def find_npz(path: Path | str, names: Sequence[str]) -> Path | None:
-    """The npz file that `path` is, or the first of `names` in it; None without one.
+def read_npz(
+    path: Path | str,
+    names: Mapping[str, Sequence[str]],
+    shape: Sequence[int],
+    label_shape: Sequence[int],
+    counts: Sequence[int | None],
+) -> dict[str, list[np.ndarray]]:
+    """Per split, uint8 images [n, *shape] and ints [n, *label_shape], unchecked.
 
-    Raises:
-      FileNotFoundError: `path` is the name of an npz file that is absent.
+    `names` are the arrays of a split, images first; `counts` the images in each split,
+    None for any number.
     """
+    expected: dict[str, npz.Expected] = {}
+    for (x_name, *others), n in zip(names.values(), counts, strict=True):
+        expected[x_name] = (np.uint8, (n, *shape))
+        expected |= dict.fromkeys(others, (np.integer, (n, *label_shape)))
+    arrays = npz.read(path, expected)
+    return {split: [arrays[k] for k in keys] for split, keys in names.items()}
+
+
+def hold_out(keys: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Chooses test images, a share of those of every key [n], rounded: [n] bool."""
+    test = np.zeros(len(keys), bool)
+    rng = np.random.default_rng(seed)
+    for key in np.unique(keys):
+        rows = rng.permutation(np.flatnonzero(keys == key))
+        test[rows[: round(fraction * len(rows))]] = True
+    return test
+
+
+def find_npz(path: Path | str, names: Sequence[str]) -> Path | None:
+    """The npz file that `path` is, or the first of `names` in it; None without one."""
     path = Path(path)
     if path.suffix == ".npz":
         if not path.is_file():

@@ -48,18 +48,13 @@ def symmetric(
       rate: probability of a wrong label, in [0, 1). With `FederatedData` also [N],
         one per client. At (K - 1) / K the labels say nothing about the truth.
       num_classes: K >= 2. Labels are 0..K-1.
-      seed: int >= 0. NumPy's global generator is neither read nor changed.
-      label: name of the class labels, [n] ints.
+      seed: int >= 0.
+      label: name of the class labels, [n] ints of a dtype that holds K-1.
 
     Returns:
       The data with noisy train labels, of the dtype they had, and which ones were
-      flipped: [n] bool, row by row of train.
-
-    Raises:
-      ValueError: rate not in [0, 1) or of another shape; num_classes < 2; seed
-        negative; no array called `label`, labels not [n] in 0..K-1, or of a dtype that
-        does not hold K-1.
-      TypeError: num_classes, seed or labels not ints.
+      flipped: [n] bool, row by row of train. ValueError or TypeError if an argument is
+      not as above.
     """
     y, rates = _checked(data, rate, num_classes, seed, label)
     rng = np.random.default_rng([seed, 111])  # apart from other users of the seed
@@ -110,20 +105,16 @@ def _checked(
     y = np.asarray(examples[label])
     if y.dtype.kind not in "iu":
         raise TypeError(f"{label} must be ints, got {y.dtype}.")
-    if num_classes - 1 > np.iinfo(y.dtype).max:
-        raise ValueError(
-            f"{label} must have a dtype that holds {num_classes - 1} (num_classes is "
-            f"{num_classes}), got {y.dtype}."
-        )
     if y.ndim != 1:
         raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
-    outside = y[(y < 0) | (y >= num_classes)]
+    last = num_classes - 1
+    because = f"(num_classes is {num_classes})"
+    if last > np.iinfo(y.dtype).max:
+        wanted = f"a dtype that holds {last} {because}"
+        raise ValueError(f"{label} must have {wanted}, got {y.dtype}.")
+    outside = y[(y < 0) | (y > last)]
     if outside.size:
-        raise ValueError(
-            f"{label} must be in 0..{num_classes - 1} (num_classes is {num_classes}), "
-            f"got {outside[0]}."
-        )
-
+        raise ValueError(f"{label} must be in 0..{last} {because}, got {outside[0]}.")
     rates = np.asarray(rate, np.float64)
     if not np.all((rates >= 0) & (rates < 1)):
         raise ValueError(f"rate must be in [0, 1), got {rate!r}.")
@@ -132,10 +123,8 @@ def _checked(
     if isinstance(data, Dataset):
         raise ValueError(f"rate must be one number for pooled data, got {rate!r}.")
     if rates.shape != (data.num_clients,):
-        raise ValueError(
-            f"rate must be one number or one per client, [{data.num_clients}], "
-            f"got {rate!r}."
-        )
+        wanted = f"one number or one per client, [{data.num_clients}]"
+        raise ValueError(f"rate must be {wanted}, got {rate!r}.")
     return y, np.repeat(rates, data.train.sizes)
 
 

@@ -38,43 +38,21 @@ def load(
     seed: int = 0,
     standardize: bool = True,
 ) -> FederatedData:
-    """Loads the points by field.
+    """Loads the points by field; arguments and errors as in `tables`.
 
-    Args:
-      path: folder with ``LandmineData.mat`` (cell arrays feature and label, a cell per
-        field), or with ``landmine.npz`` (x [n, 9], y [n], field [n]); or that file.
-      test_fraction: share of every field's mines, and of its clutter, that goes to
-        test.
-      seed: int >= 0 that chooses them.
-      standardize: scale the features as the module says.
-
-    Returns:
-      Train and, unless test_fraction is 0, test of one client per field, each
-      ``{"x": [n, 9] float32, "y": [n] int32}``, y = 1 for a mine.
-
-    Raises:
-      FileNotFoundError: no file; says where to get it.
-      DataFileError: the file is not as it should be; names the variable.
-      ValueError: test_fraction is not in [0, 1], or seed is negative.
-      TypeError: seed is not an int.
+    The file is ``LandmineData.mat`` (cell arrays feature and label, a cell per field)
+    or ``landmine.npz`` (x [n, 9], y [n], field [n]). One client per field, ``{"x": [n,
+    9] float32, "y": [n] int32}``, y = 1 for a mine. Mines and clutter of a field are
+    held out apart, a `test_fraction` of each.
     """
     file = files.find(path, ["LandmineData.mat", "landmine.npz"], SOURCE)
-    if file.suffix == ".npz":
-        columns = {
-            "x": (np.floating, (None, NUM_FEATURES)),
-            "y": (np.integer, (None,)),
-            "field": (np.integer, (None,)),
-        }
-        x, y, field = tables.read_npz(file, columns).values()
-        x = tables.no_gaps(file, "array 'x'", x)
-    else:
-        x, y, field = matlab.read_tasks(file, "feature", "label", NUM_FEATURES)
+    x, y, field = matlab.read_tasks(
+        file, ("feature", "label"), "field", NUM_FEATURES, np.integer
+    )
     if not np.isin(y, (0, 1)).all():
         found = y[~np.isin(y, (0, 1))][0]
         raise DataFileError(file, "labels", f"expected 0 and 1, found {found}.")
     y = y.astype(np.int32)
     both = np.char.add(field.astype(str), np.where(y == 1, " mine", " clutter"))
     test = tables.hold_out(both, test_fraction, seed)
-    if standardize:
-        x = tables.standardize(x, ~test)
-    return tables.by_client(field, test, {"x": x.astype(np.float32), "y": y})
+    return tables.population(field, test, x, y, standardize)

@@ -21,6 +21,9 @@ Client key: LEAF's users, in sorted order. Splits: with `-t sample` train and te
 the same users, and one call gives both. With `-t user` they hold different ones:
 ``split="train"`` or ``"test"`` gives each as a population, as its ``.train``.
 
+Arguments and errors as in `containers`: `folder` holds train/ and test/, `split` is
+None for train and test of the same users, "train" or "test" for one of two populations.
+
 Polarity: FEMNIST in LEAF has paper 1 and ink 0, and is inverted here to ink 1.
 Normalisation: none beyond that.
 
@@ -37,25 +40,24 @@ References:
 """
 
 import functools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
-from fedjax_core.data.readers.files import DataFileError
+from fedjax_core.data.readers.files import DataFileError, visible_files
 from fedjax_core.datasets.containers import (
     Arrays,
     Clients,
     check_wanted,
     choose,
     convert,
-    json_object,
     one_split,
+    parse_json,
     same_clients,
 )
 
@@ -82,24 +84,10 @@ def femnist(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """Handwritten digits and letters by writer.
+    """Handwritten digits and letters by writer, of LEAF data/femnist/data.
 
-    Args:
-      folder: holds train/ and test/, in LEAF data/femnist/data.
-      split: None for train and test of the same users; "train" or "test" for one of
-        two populations.
-      clients: names of the users wanted; None for all.
-      max_clients: the first so many of them in the order of the files; None for all.
-
-    Returns:
-      ``{"x": [n, 28, 28, 1] float32 in [0, 1] with ink 1, "y": [n] int32}``. Labels:
-      digits 0-9, A-Z 10-35, a-z 36-61.
-
-    Raises:
-      FileNotFoundError: there are no files. Says how to get them.
-      DataFileError: a file is damaged, a user occurs twice, or `split` is None and
-        train and test hold different users.
-      ValueError: there is no such split.
+    ``{"x": [n, 28, 28, 1] float32 in [0, 1] with ink 1, "y": [n] int32}``. Labels:
+    digits 0-9, A-Z 10-35, a-z 36-61.
     """
     return _load(folder, femnist_examples, split, clients, max_clients)
 
@@ -110,25 +98,12 @@ def shakespeare(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """The character after 80 others in what a role of Shakespeare's plays says.
+    """The character after 80 others in what a role says, of LEAF data/shakespeare/data.
 
-    A character that is not one of the 80 `CHARACTERS` gets the id 80, so a model needs
-    81 (`NUM_CHARACTER_IDS`). LEAF gives it -1, which its one-hot labels take for "}".
-    Who said what in which play: `hierarchies`.
-
-    Args:
-      folder: holds train/ and test/, in LEAF data/shakespeare/data.
-      split: see `femnist`.
-      clients: names of the roles wanted; None for all.
-      max_clients: the first so many of them in the order of the files; None for all.
-
-    Returns:
-      ``{"x": [n, 80] int32, "y": [n] int32}``.
-
-    Raises:
-      FileNotFoundError: there are no files. Says how to get them.
-      DataFileError: see `femnist`.
-      ValueError: there is no such split.
+    ``{"x": [n, 80] int32, "y": [n] int32}``. A character that is not one of the 80
+    `CHARACTERS` gets the id 80, so a model needs 81 (`NUM_CHARACTER_IDS`). LEAF gives
+    it -1, which its one-hot labels take for "}". Who said what in which play:
+    `hierarchies`.
     """
     return _load(folder, shakespeare_examples, split, clients, max_clients)
 
@@ -141,26 +116,16 @@ def sent140(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """Whether a tweet is positive, by user.
+    """Whether a tweet is positive, by user, of LEAF data/sent140/data.
 
-    Args:
-      folder: holds train/ and test/, in LEAF data/sent140/data.
-      vocabulary: V distinct words; the id of a word is its place. LEAF takes those of
-        GloVe, "vocab" in its models/sent140/embs.json. None leaves the text as it is.
-      length: words of an example, if there is a vocabulary.
-      split: see `femnist`.
-      clients: names of the users wanted; None for all.
-      max_clients: the first so many of them in the order of the files; None for all.
+    ``{"x": [n, length] int32, "y": [n] int32, 1 if positive}``, x as in LEAF: words and
+    the marks ``.,!?;``, with the id V for other words and as padding at the end.
+    Arguments beside those of all:
 
-    Returns:
-      ``{"x": [n, length] int32, "y": [n] int32, 1 if positive}``, x as in LEAF: words
-      and the marks ``.,!?;``, with the id V for other words and as padding at the end.
-      Without a vocabulary x is the text, [n] str.
-
-    Raises:
-      FileNotFoundError: there are no files. Says how to get them.
-      DataFileError: see `femnist`.
-      ValueError: there is no such split, length < 1, or a word occurs twice.
+    - vocabulary: V distinct words; the id of a word is its place. LEAF takes those of
+      GloVe, "vocab" in its models/sent140/embs.json. None leaves the text as it is: x
+      is [n] str.
+    - length: words of an example, >= 1, if there is a vocabulary.
     """
     check.positive_int(length=length)
     word_ids = None
@@ -180,19 +145,8 @@ def celeba(
 ) -> FederatedData:
     """Which image files show a celebrity, and whether smiling. Reads no image.
 
-    Args:
-      folder: holds train/ and test/, in LEAF data/celeba/data.
-      split: see `femnist`.
-      clients: names of the users wanted; None for all.
-      max_clients: the first so many of them in the order of the files; None for all.
-
-    Returns:
-      ``{"x": [n] str, names of files in img_align_celeba, "y": [n] int32 in 0..1}``.
-
-    Raises:
-      FileNotFoundError: there are no files. Says how to get them.
-      DataFileError: see `femnist`.
-      ValueError: there is no such split.
+    Of LEAF data/celeba/data: ``{"x": [n] str, names of files in img_align_celeba,
+    "y": [n] int32 in 0..1}``.
     """
     return _load(folder, celeba_examples, split, clients, max_clients)
 
@@ -203,21 +157,9 @@ def synthetic(
     clients: Sequence[str] | None = None,
     max_clients: int | None = None,
 ) -> FederatedData:
-    """Tables of numbers with a class each, of LEAF or of FedProx.
+    """Tables of numbers with a class each, of LEAF data/synthetic/data or FedProx.
 
-    Args:
-      folder: holds train/ and test/, in LEAF data/synthetic/data.
-      split: see `femnist`.
-      clients: names of the users wanted; None for all.
-      max_clients: the first so many of them in the order of the files; None for all.
-
-    Returns:
-      ``{"x": [n, d] float32, "y": [n] int32, 0 or more}``.
-
-    Raises:
-      FileNotFoundError: there are no files. Says how to get them.
-      DataFileError: see `femnist`; or users differ in d, or a class is no whole number.
-      ValueError: there is no such split.
+    ``{"x": [n, d] float32, "y": [n] int32, 0 or more}``, d the same for all users.
     """
     return _load(folder, synthetic_examples, split, clients, max_clients)
 
@@ -231,19 +173,11 @@ def iterate(
 ) -> Iterator[tuple[str, Any]]:
     """Yields the users of a split in the order of the files, one file in memory.
 
-    Args:
-      folder: holds train/ and test/.
-      split: "train" or "test".
-      to_arrays: makes arrays of a user's data, such as `femnist_examples`; None for the
-        lists ``{"x": [...], "y": [...]}`` as they are, which serves Reddit too.
-      clients: names of the users wanted; None for all.
-      max_clients: the first so many of them; None for all.
+    Arguments and errors as in `containers`, and:
 
-    Raises:
-      FileNotFoundError: there are no files. Says how to get them.
-      DataFileError: a file is damaged, a user occurs twice, num_samples is wrong, or a
-        user wanted is not there.
-      ValueError: there is no such split.
+    - split: "train" or "test".
+    - to_arrays: makes arrays of a user's data, such as `femnist_examples`; None for the
+      lists ``{"x": [...], "y": [...]}`` as they are, which serves Reddit too.
     """
     check_wanted(clients, max_clients)
     wanted = None if clients is None else set(clients)
@@ -258,10 +192,7 @@ def iterate(
             seen[user] = path
             if wanted is not None and user not in wanted:
                 continue
-            if to_arrays is None:
-                yield user, data
-            else:
-                yield from convert(path, [(user, data)], to_arrays)
+            yield from convert(path, [(user, data)], to_arrays)
             given += 1
             missing.discard(user)
             if given in (max_clients, len(wanted or ())):
@@ -272,17 +203,7 @@ def iterate(
 
 
 def hierarchies(folder: Path | str, split: str = "train") -> dict[str, str]:
-    """The group of each user, as far as the files have them: in Shakespeare the play.
-
-    Args:
-      folder: holds train/ and test/.
-      split: "train" or "test".
-
-    Raises:
-      FileNotFoundError: there are no files. Says how to get them.
-      DataFileError: a file is damaged.
-      ValueError: there is no such split.
-    """
+    """The group of each user that has one: in Shakespeare the play."""
     return {
         user: group
         for path in _files(folder, split)
@@ -349,10 +270,8 @@ def _load(
     clients: Sequence[str] | None,
     max_clients: int | None,
 ) -> FederatedData:
-    def read(
-        split: str, clients: Sequence[str] | None, max_clients: int | None
-    ) -> Clients:
-        users = iterate(folder, split, to_arrays, clients, max_clients)
+    def read(split: str, *wanted: Any) -> Clients:
+        users = iterate(folder, split, to_arrays, *wanted)
         yield from sorted(users, key=lambda user: user[0])
 
     if split is not None:
@@ -365,7 +284,7 @@ def _load(
 def _files(folder: Path | str, split: str) -> list[Path]:
     check.one_of(("train", "test"), split=split)
     folder = Path(folder) / split
-    paths = sorted(folder.glob("*.json"))
+    paths = visible_files(folder, "*.json")
     if not paths:
         raise FileNotFoundError(
             f"no file {folder / '*.json'}; make it with preprocess.sh of {_URL} and "
@@ -376,16 +295,7 @@ def _files(folder: Path | str, split: str) -> list[Path]:
 
 def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
     """Yields user, data and group (None without hierarchies), checked."""
-    try:
-        content = json.loads(
-            path.read_bytes(),
-            object_pairs_hook=json_object,
-            parse_constant=_no_constant,
-        )
-    except (ValueError, RecursionError) as error:
-        raise DataFileError(path, "JSON", f"damaged, {error}.") from error
-    if not isinstance(content, dict):
-        raise DataFileError(path, "JSON", "expected one object.")
+    content = parse_json(path, "JSON", path.read_bytes())
     users = _member(path, content, "users", list)
     counts = _member(path, content, "num_samples", list)
     user_data = _member(path, content, "user_data", dict)
@@ -418,10 +328,6 @@ def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
             problem = f"expected {count!r} examples, found {len(x)} x and {len(y)} y."
             raise DataFileError(path, where, problem)
         yield name, {"x": x, "y": y}, group
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _member(

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_core.data.readers import npz
 from fedjax_core.data.readers.files import DataFileError, fits, read_bytes, shape_name
+from fedjax_core.datasets import tables
 
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15  # types of elements
 _STORED = {  # types that numbers are stored as, whatever the class of the matrix
@@ -25,39 +27,48 @@ _STORED = {  # types that numbers are stored as, whatever the class of the matri
 }
 _CELL, _NUMBERS = 1, range(6, 16)  # classes of matrices
 _COMPLEX = 0x800
-_MOST = (
-    2**28
-)  # bytes of a variable, against compressed files that unpack to fill memory
+_MOST = 2**28  # bytes of a variable, against files that unpack to fill memory
 
 
 def read_tasks(
-    path: Path | str, x_name: str, y_name: str, num_features: int
+    path: Path,
+    cells: tuple[str, str],
+    task: str,
+    num_features: int,
+    y_type: type[np.generic],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Reads a MATLAB file (versions 5 to 7) of two cell arrays with a cell per task.
+    """Reads two cell arrays with a cell per task, or the same from an npz file.
 
-    Args:
-      path: the file.
-      x_name: variable whose cells are matrices [n_i, d].
-      y_name: variable whose cells are columns [n_i, 1].
-      num_features: d.
+    `path` is a MATLAB file (versions 5 to 7) whose variables `cells` hold matrices
+    [n_i, num_features] and columns [n_i, 1], or an npz file with the arrays x, y of
+    `y_type`, and `task` [n].
 
     Returns:
-      x [n, d] and y [n], float64, and the task of every row, [n] int64 from 0.
+      x [n, d] and y [n], float64, and the task of every row, [n] ints from 0.
 
     Raises:
       DataFileError: not such a file; names the variable and the cell.
     """
-    cells = _read_cells(path, (x_name, y_name))
-    if len(cells[x_name]) != len(cells[y_name]):
-        problem = f"expected {len(cells[x_name])} cells as in {x_name!r}, found"
-        where = f"variable {y_name!r}"
-        raise DataFileError(path, where, f"{problem} {len(cells[y_name])}.")
-    xs, ys = [], []
-    for i, (x, y) in enumerate(zip(cells[x_name], cells[y_name], strict=True)):
-        for name, cell, shape in (
-            (x_name, x, (None, num_features)),
-            (y_name, y, (len(x), 1)),
-        ):
+    if path.suffix == ".npz":
+        columns: dict[str, npz.Expected] = {
+            "x": (np.floating, (None, num_features)),
+            "y": (y_type, (None,)),
+            task: (np.integer, (None,)),
+        }
+        x, y, of_row = tables.read_npz(path, columns).values()
+        x, y = (
+            tables.no_gaps(path, f"array {k!r}", v)
+            for k, v in zip("xy", (x, y), strict=True)
+        )
+        return x, y, of_row
+    found = _read_cells(path, cells)
+    all_x, all_y = (found[name] for name in cells)
+    if len(all_x) != len(all_y):
+        problem = f"expected {len(all_x)} cells as in {cells[0]!r}, found {len(all_y)}."
+        raise DataFileError(path, f"variable {cells[1]!r}", problem)
+    for i, (x, y) in enumerate(zip(all_x, all_y, strict=True)):
+        shapes = (None, num_features), (len(x), 1)
+        for name, cell, shape in zip(cells, (x, y), shapes, strict=True):
             where = f"{name}{{{i + 1}}}"
             if not fits(cell.shape, shape) or cell.size == 0:
                 problem = f"expected shape {shape_name(shape)}, found"
@@ -65,10 +76,8 @@ def read_tasks(
             if not np.all(np.abs(cell) <= np.finfo(np.float32).max):  # or NaN
                 problem = "expected numbers without gaps that fit float32."
                 raise DataFileError(path, where, problem)
-        xs.append(x)
-        ys.append(y[:, 0])
-    task = np.repeat(np.arange(len(xs)), [len(x) for x in xs])
-    return np.concatenate(xs), np.concatenate(ys), task
+    of_row = np.repeat(np.arange(len(all_x)), [len(x) for x in all_x])
+    return np.concatenate(all_x), np.concatenate(all_y)[:, 0], of_row
 
 
 def _read_cells(

@@ -37,7 +37,6 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import Dataset
-from fedjax_core.data.readers import npz
 from fedjax_core.data.readers.files import DataFileError, find
 from fedjax_core.datasets import images
 
@@ -53,25 +52,25 @@ class Info(NamedTuple):
     md5: str  # of the file of 28x28 pixels
 
 
+_TABLE = """
+pathmnist       9 3  89996  10004   7180 a8b06965200029087d5bd730944a56c1
+chestmnist     14 1  78468  11219  22433 02c8a6516a18b556561a56cbdd36c4a8
+dermamnist      7 3   7007   1003   2005 0744692d530f8e62ec473284d019b0c7
+octmnist        4 1  97477  10832   1000 c68d92d5b585d8d81f7112f81e2d0842
+pneumoniamnist  2 1   4708    524    624 28209eda62fecd6e6a2d98b1501bb15f
+retinamnist     5 3   1080    120    400 bd4c0672f1bba3e3a89f0e4e876791e4
+breastmnist     2 1    546     78    156 750601b1f35ba3300ea97c75c52ff8f6
+bloodmnist      8 3  11959   1712   3421 7053d0359d879ad8a5505303e11de1dc
+tissuemnist     8 1 165466  23640  47280 ebe78ee8b05294063de985d821c1c34b
+organamnist    11 1  34561   6491  17778 68e3f8846a6bd62f0c9bf841c0d9eacc
+organcmnist    11 1  12975   2392   8216 b9ceb9546e10131b32923c5bbeaea2b1
+organsmnist    11 1  13932   2452   8827 9ab87b696fb54e2a387ebe992d6ed5f1
+"""
 FLAGS = {
-    "pathmnist": Info(9, 3, (89996, 10004, 7180), "a8b06965200029087d5bd730944a56c1"),
-    "chestmnist": Info(
-        14, 1, (78468, 11219, 22433), "02c8a6516a18b556561a56cbdd36c4a8"
-    ),
-    "dermamnist": Info(7, 3, (7007, 1003, 2005), "0744692d530f8e62ec473284d019b0c7"),
-    "octmnist": Info(4, 1, (97477, 10832, 1000), "c68d92d5b585d8d81f7112f81e2d0842"),
-    "pneumoniamnist": Info(2, 1, (4708, 524, 624), "28209eda62fecd6e6a2d98b1501bb15f"),
-    "retinamnist": Info(5, 3, (1080, 120, 400), "bd4c0672f1bba3e3a89f0e4e876791e4"),
-    "breastmnist": Info(2, 1, (546, 78, 156), "750601b1f35ba3300ea97c75c52ff8f6"),
-    "bloodmnist": Info(8, 3, (11959, 1712, 3421), "7053d0359d879ad8a5505303e11de1dc"),
-    "tissuemnist": Info(
-        8, 1, (165466, 23640, 47280), "ebe78ee8b05294063de985d821c1c34b"
-    ),
-    "organamnist": Info(
-        11, 1, (34561, 6491, 17778), "68e3f8846a6bd62f0c9bf841c0d9eacc"
-    ),
-    "organcmnist": Info(11, 1, (12975, 2392, 8216), "b9ceb9546e10131b32923c5bbeaea2b1"),
-    "organsmnist": Info(11, 1, (13932, 2452, 8827), "9ab87b696fb54e2a387ebe992d6ed5f1"),
+    flag: Info(int(classes), int(channels), (int(n), int(m), int(k)), md5)
+    for flag, classes, channels, n, m, k, md5 in map(
+        str.split, _TABLE.split("\n")[1:-1]
+    )
 }
 """What is published, by flag."""
 
@@ -83,26 +82,18 @@ def load(
     verify: bool = False,
     complete: bool = True,
 ) -> Dataset:
-    """Loads one set, with the validation split it comes with.
+    """Loads one set with its validation split.
 
-    Args:
-      path: the folder that holds ``<flag>.npz``, or ``<flag>_<size>.npz`` for other
-        sizes than 28; or that file.
-      flag: which set, see the table above.
-      size: pixels along a side, 28, 64, 128 or 224.
-      verify: compare the file's MD5 with the published one, known for size 28.
-      complete: insist on the numbers of images in the table; False accepts a part of
-        them.
+    Arguments and errors as in `images`, and:
 
-    Returns:
-      Train, test and validation, each ``{"x": [n, size, size, C] float32 in [0, 1],
-      "y": [n] int32}``. For chestmnist y is [n, 14] float32, 1 for each finding there
-      is.
+    - path: the folder that holds ``<flag>.npz``, or ``<flag>_<size>.npz`` for other
+      sizes than 28; or that file.
+    - flag: which set, see the table above.
+    - size: pixels along a side, 28, 64, 128 or 224.
+    - verify: compare the file's MD5 with the published one, known for size 28.
 
-    Raises:
-      ValueError: no such flag or size, or `verify` where no MD5 is known.
-      FileNotFoundError: the file is absent; says what to fetch.
-      DataFileError: the file is damaged or not what it should be.
+    For chestmnist y is [n, 14] float32, 1 for each finding there is, else 0; partition
+    it by one of them, ``label=("y", 3)``, or by none.
     """
     check.one_of(FLAGS, flag=flag)
     check.one_of((28, 64, 128, 224), size=size)
@@ -119,24 +110,19 @@ def load(
 
     several = flag == "chestmnist"
     colour = (info.channels,) if info.channels > 1 else ()
-    splits = dict(zip(("train", "val", "test"), info.counts, strict=True))
-    expected: dict[str, npz.Expected] = {}
-    for split, published in splits.items():
-        count = published if complete else None
-        expected[f"{split}_images"] = (np.uint8, (count, size, size, *colour))
-        width = info.classes if several else 1
-        expected[f"{split}_labels"] = (np.integer, (count, width))
-    arrays = npz.read(file, expected)
+    names = {k: (f"{k}_images", f"{k}_labels") for k in ("train", "val", "test")}
+    counts = info.counts if complete else (None, None, None)
+    wide = (info.classes,) if several else (1,)
+    arrays = images.read_npz(file, names, (size, size, *colour), wide, counts)
 
     def examples(split: str) -> dict[str, np.ndarray]:
-        x, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-        where = f"array '{split}_labels'"
-        if several:
-            # A column at a time, each a choice between absent and present.
-            columns = [images.to_labels(file, where, c, len(x), 2) for c in labels.T]
-            y = np.stack(columns, axis=1).astype(np.float32)
-        else:
-            y = images.to_labels(file, where, labels[:, 0], len(x), info.classes)
+        x, labels = arrays[split]
+        where, num_classes = f"array '{split}_labels'", 2 if several else info.classes
+        # A column at a time, each a choice between absent and present.
+        columns = [
+            images.to_labels(file, where, c, len(x), num_classes) for c in labels.T
+        ]
+        y = np.stack(columns, 1).astype(np.float32) if several else columns[0]
         return {"x": images.to_float(x), "y": y}
 
     return Dataset(examples("train"), examples("test"), examples("val"))

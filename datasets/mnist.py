@@ -29,7 +29,6 @@ import numpy as np
 from fedjax_core import check
 from fedjax_core.data import sources
 from fedjax_core.data.packed import Dataset, FederatedData
-from fedjax_core.data.readers import npz
 from fedjax_core.data.readers.files import DataFileError, find
 from fedjax_core.datasets import idx, images
 
@@ -40,21 +39,11 @@ _FIRST_STUDENT = 2100
 
 
 def load(path: Path | str, complete: bool = True) -> Dataset:
-    """Loads the pooled images.
+    """Loads the pooled images; arguments and errors as in `images`.
 
-    Args:
-      path: a folder with the four idx files (``train-images-idx3-ubyte.gz``,
-        ``train-labels-idx1-ubyte.gz``, ``t10k-...``; unpacked ones will do), or with
-        ``mnist.npz`` of Keras, which is preferred; or that file.
-      complete: insist on 60,000 and 10,000 images; False accepts a part of them.
-
-    Returns:
-      Train and test, each ``{"x": [n, 28, 28, 1] float32 in [0, 1], "y": [n] int32 in
-      0..9}``, in the original order.
-
-    Raises:
-      FileNotFoundError: a file is absent; says what to fetch.
-      DataFileError: a file is damaged, or not what it should be.
+    The files are four of idx (``train-images-idx3-ubyte.gz``,
+    ``train-labels-idx1-ubyte.gz``, ``t10k-...``; unpacked ones will do), or
+    ``mnist.npz`` of Keras, which is preferred. x is [n, 28, 28, 1].
     """
     counts = images.COUNTS if complete else (None, None)
     file = images.find_npz(path, ("mnist.npz", "mnist_by_writer.npz"))
@@ -74,46 +63,29 @@ def load_by_writer(
 
     No writer is in both parts. Every writer's images are split here, so that a client
     is tested on its own hand; with ``part="test"`` and ``test_fraction=1`` the writers
-    that no model was trained on are left to test it.
+    that no model was trained on are left to test it. Arguments and errors as in
+    `images`, and:
 
-    Args:
-      path: a folder with the idx files of the part, as for `load`, and with
-        ``qmnist-train-labels-idx2-int.gz`` or ``qmnist-test-...``; or with
-        ``mnist_by_writer.npz``, which is preferred, or that file: x_train, y_train and
-        writer_train, the same for test.
-      part: "train" for 539 clients, "test" for the 297 others.
-      test_fraction: share of every client's images that goes to its test split,
-        rounded to whole images.
-      seed: int >= 0 that chooses them. NumPy's global generator is neither read nor
-        changed.
-      complete: insist on the 60,000 or 10,000 images; False accepts a part of them.
+    - path: a folder with the idx files of the part, as for `load`, and with
+      ``qmnist-train-labels-idx2-int.gz`` or ``qmnist-test-...``, whose classes are
+      compared; or with ``mnist_by_writer.npz``, which is preferred, or that file:
+      x_train, y_train and writer_train, the same for test.
+    - part: "train" for 539 clients, "test" for the 297 others.
+    - test_fraction: share in [0, 1] of every client's images that goes to its test
+      split, rounded to whole images.
+    - seed: int >= 0 that chooses them.
 
-    Returns:
-      Train and test of the same clients, in ascending order of the writers. Ids are the
-      writers' with four digits, "0003" say; arrays as those of `load`, each client's in
-      the original order.
-
-    Raises:
-      ValueError: `part` is another, test_fraction not in [0, 1], or seed negative.
-      TypeError: seed is not an int.
-      FileNotFoundError: a file is absent; says what to fetch.
-      DataFileError: a file is damaged, not what it should be, or the label files of
-        MNIST and QMNIST disagree.
+    Clients are in ascending order of the writers. Ids are the writers' with four
+    digits, "0003" say; arrays as those of `load`, each client's in the original order.
     """
     check.one_of(_PREFIXES, part=part)
     check.in_range(0, 1, test_fraction=test_fraction)
     check.seed(seed=seed)
     count = images.COUNTS[part == "test"] if complete else None
     file = images.find_npz(path, ("mnist_by_writer.npz",))
-    x, y, writers = (
-        _part_of_npz(file, part, count) if file else _part_of_idx(path, part, count)
-    )
-
-    is_test = np.zeros(len(writers), bool)
-    rng = np.random.default_rng(seed)
-    for writer in np.unique(writers):
-        rows = rng.permutation(np.flatnonzero(writers == writer))
-        is_test[rows[: round(test_fraction * len(rows))]] = True
+    read = _part_of_npz if file else _part_of_idx
+    x, y, writers = read(file or path, part, count)
+    is_test = images.hold_out(writers, test_fraction, seed)
     columns = {"x": x, "y": y, "client": np.array([f"{w:04d}" for w in writers])}
     data = sources.from_arrays(
         *({k: v[rows] for k, v in columns.items()} for rows in (~is_test, is_test))
@@ -122,36 +94,23 @@ def load_by_writer(
 
 
 def groups(client_ids: Sequence[str]) -> np.ndarray:
-    """Where each writer comes from: a natural split of the clients in two.
+    """Where each writer comes from: 0 a census employee, 1 a high-school student.
 
-    It is also the series of the form the digits were written on: hsf_0 for census
-    employees, hsf_4 for students.
-
-    Args:
-      client_ids: [N], ids of `load_by_writer`.
-
-    Returns:
-      [N] int32: 0 a census employee, 1 a high-school student.
+    A natural split of the clients [N], ids of `load_by_writer`, in two; [N] int32. It
+    is also the series of the form the digits were written on, hsf_0 or hsf_4.
     """
     return np.array([int(w) >= _FIRST_STUDENT for w in client_ids], np.int32)
 
 
 def _part_of_npz(
-    path: Path, part: str, count: int | None
+    path: Path | str, part: str, count: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images [n, 28, 28] uint8, labels [n] int32, writers [n]."""
-    x_name, y_name, writer_name = (f"{k}_{part}" for k in ("x", "y", "writer"))
-    arrays = npz.read(
-        path,
-        {
-            x_name: (np.uint8, (count, 28, 28)),
-            y_name: (np.integer, (count,)),
-            writer_name: (np.integer, (count,)),
-        },
-    )
-    x, writers = arrays[x_name], arrays[writer_name]
-    y = images.to_labels(path, f"array {y_name!r}", arrays[y_name], len(x), 10)
-    return x, y, _writers(path, f"array {writer_name!r}", writers, len(x))
+    names = [f"{k}_{part}" for k in ("x", "y", "writer")]
+    x, y, writers = images.read_npz(path, {part: names}, (28, 28), (), [count])[part]
+    y = images.to_labels(path, f"array {names[1]!r}", y, len(x), 10)
+    where = f"array {names[2]!r}"
+    return x, y, images.to_labels(path, where, writers, len(x), 10_000, what="writer")
 
 
 def _part_of_idx(
@@ -177,18 +136,6 @@ def _part_of_idx(
         if columns[i, 0] == y[i : i + 1].byteswap()[0]:
             problem += ", which is it in little-endian; idx files are big-endian"
         raise DataFileError(qmnist_path, f"row {i}, column 0", f"{problem}.")
-    return x, y, _writers(qmnist_path, "column 2", columns[:, 2], len(x))
-
-
-def _writers(
-    path: Path, where: str, writers: np.ndarray, num_images: int
-) -> np.ndarray:
-    if len(writers) != num_images:
-        problem = f"expected a writer for each of {num_images} images, found"
-        raise DataFileError(path, where, f"{problem} {len(writers)}.")
-    wrong = np.flatnonzero((writers < 0) | (writers > 9999))
-    if wrong.size:
-        i = wrong[0]
-        problem = f"expected writers 0 to 9999, found {writers[i]} at row {i}."
-        raise DataFileError(path, where, problem)
-    return writers.astype(np.int64)
+    where, n = "column 2", len(x)
+    writers = columns[:, 2]
+    return x, y, images.to_labels(qmnist_path, where, writers, n, 10_000, what="writer")

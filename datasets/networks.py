@@ -36,11 +36,8 @@ from fedjax_core.types import Key
 class LinearNodes(NamedTuple):
     """Linear regression at all nodes, n of them with up to m rows.
 
-    Attributes:
-      X: ``[n, m, d]`` features.
-      y: ``[n, m]`` labels.
-      mask: ``[n, m]`` bool, the rows that exist; X and y are 0 elsewhere.
-      w_true: ``[n, d]``, the parameters they were drawn with.
+    Features ``X [n, m, d]`` and labels ``y [n, m]`` of the rows that exist, ``mask [n,
+    m]`` bool, and 0 elsewhere; ``w_true [n, d]``, the parameters they were drawn with.
     """
 
     X: jax.Array
@@ -50,13 +47,7 @@ class LinearNodes(NamedTuple):
 
 
 class LinearClusters(NamedTuple):
-    """What `clustered_linear` draws.
-
-    Attributes:
-      graph: the network.
-      cluster: ``[n]`` int64, of every node.
-      data: of the nodes.
-    """
+    """A network, the cluster ``[n]`` int64 of every node, and their data."""
 
     graph: Graph
     cluster: np.ndarray
@@ -66,11 +57,8 @@ class LinearClusters(NamedTuple):
 class TwoClasses(NamedTuple):
     """What `two_class_means` draws.
 
-    Attributes:
-      label: ``[n]``, -1 or 1.
-      x: ``[n, m]``, the vectors.
-      mask: ``[n, m]`` bool, the entries that exist; x is 0 elsewhere.
-      means: ``[n]``, the mean of every node's entries.
+    ``label [n]``, -1 or 1; vectors ``x [n, m]`` where the ``mask [n, m]`` is True, and
+    0 elsewhere; ``means [n]``, of every node's entries.
     """
 
     label: jax.Array
@@ -97,18 +85,11 @@ def network_linear(
     Args:
       key: of the draw.
       graph: the network.
-      m: rows of a node, >= 1: one int or ``[n]``.
-      w_true: ``[d]`` for all nodes, or ``[n, d]``.
+      m: rows of a node, ints >= 1: one or ``[n]``.
+      w_true: finite ``[d]`` for all nodes, or ``[n, d]``. The result has its dtype.
       noise_std: >= 0.
-      noise: ``[n, m]`` for the largest m, added to the labels: with noise_std 0 all of
-        the noise.
-
-    Returns:
-      Arrays of the dtype of w_true.
-
-    Raises:
-      ValueError: m < 1, noise_std < 0, another shape, or a value that is not finite.
-      TypeError: m not ints.
+      noise: finite ``[n, m]`` for the largest m, added to the labels: with noise_std 0
+        all of the noise.
 
     References:
       Jung, (59) and (164).
@@ -147,21 +128,10 @@ def clustered_linear(
     """Draws clusters, dense inside and loosely tied, whose nodes share a linear model.
 
     The graph is drawn on the host, so not under `jax.jit` or `jax.vmap`; for many draws
-    on one graph call `network_linear` with ``w_true[cluster]``.
-
-    Args:
-      key: of the graph and the data.
-      sizes: of the clusters, >= 1; their nodes follow one another.
-      p_in: probability of an edge between two nodes of a cluster.
-      p_out: probability of an edge between two nodes of different clusters.
-      m: rows of a node, >= 1: one int or ``[n]``.
-      w_true: ``[C, d]``, the parameters of every cluster.
-      noise_std: >= 0.
-
-    Raises:
-      ValueError: as `builders.stochastic_block` and `network_linear`, or w_true is not
-        one row per cluster.
-      TypeError: sizes or m not ints.
+    on one graph call `network_linear` with ``w_true[cluster]``. Clusters of `sizes` >=
+    1 follow one another, as those of `builders.stochastic_block`, whose `p_in` and
+    `p_out` are; `w_true` ``[C, d]`` has the parameters of every cluster, the rest is as
+    in `network_linear`.
 
     References:
       Jung, (146), for the structure; the probabilities are ours.
@@ -183,16 +153,9 @@ def two_class_means(
     r"""Draws a vector :math:`\mathcal{N}(c_i \mathbf{1}, I)` for nodes of two classes.
 
     The means tell the classes apart, the better the longer the vectors;
-    `builders.ranked_choices` joins nodes by them.
-
-    Args:
-      key: of the draw.
-      m: length of a node's vector, >= 1: one int or ``[n]``.
-      sizes: how many nodes have c_i = -1, the first ones, and c_i = 1.
-
-    Raises:
-      ValueError: m < 1 or of another shape, or not two sizes >= 1.
-      TypeError: m or sizes not ints.
+    `builders.ranked_choices` joins nodes by them. A node's vector has the length `m`,
+    ints >= 1: one or ``[n]``; `sizes` are how many nodes have c_i = -1, the first ones,
+    and c_i = 1.
 
     References:
       Jung, Exercise 7.1; that the classes are equally large is our reading.

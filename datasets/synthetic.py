@@ -12,6 +12,12 @@ on how many clients there are; two functions given one seed draw independently. 
 client's first examples are its train split. NumPy's global generator is neither read
 nor changed.
 
+All functions take `num_clients` N >= 1, `sizes` (examples per client, train and test
+together: one int or [N] ints, >= 0; None draws them as `fedprox` does), `test_fraction`
+(share of a client's examples in test, rounded up to whole ones) and `seed`, an int >=
+0. ValueError names a number out of its range or of another shape, TypeError one that is
+no int.
+
 Licence: none needed, the data is generated.
 
 References:
@@ -66,37 +72,20 @@ def linear_clusters(
     Gauthier et al., with ``w0 * (1 + rng.uniform(-0.15, 0.15, (Q, 1)))`` for a `w0`
     of shape [d].
 
-    Args:
-      num_clients: N >= 1.
-      weights: [Q, d] finite numbers, the weights of each cluster.
-      sizes: examples per client, train and test together: one int or [N] ints, >= 0;
-        None draws them as `fedprox` does.
-      noise: standard deviation of the noise, >= 0.
-      test_fraction: share of a client's examples in test, rounded up to whole ones.
-      seed: int >= 0.
-
-    Returns:
-      Data of ``x`` [n, d] float32 and ``y`` [n] float32, and the truth: ``weights``
-      [N, d] float64, ``cluster`` [N] int32.
-
-    Raises:
-      ValueError: num_clients < 1; weights not [Q, d] or not finite; sizes of another
-        shape or negative; noise or seed negative; test_fraction not in [0, 1].
-      TypeError: num_clients, sizes or seed not ints.
+    `weights` are [Q, d] finite numbers, `noise` >= 0. Returns data of ``x`` [n, d]
+    float32 and ``y`` [n] float32, and the truth: ``weights`` [N, d] float64,
+    ``cluster`` [N] int32.
     """
     check.non_negative(noise=noise)
     of_cluster = _matrix("weights", weights)
     num_clusters, dim = of_cluster.shape
 
     def draw(rng, n, k):
-        w = of_cluster[k % num_clusters]
+        cluster = k % num_clusters
+        w = of_cluster[cluster]
         x = rng.standard_normal((n, dim)).astype(np.float32)
-        y = x @ w + noise * rng.standard_normal(n)
-        return (
-            x,
-            y.astype(np.float32),
-            {"weights": w, "cluster": np.int32(k % num_clusters)},
-        )
+        y = (x @ w + noise * rng.standard_normal(n)).astype(np.float32)
+        return x, y, {"weights": w, "cluster": np.int32(cluster)}
 
     return _population(draw, num_clients, sizes, test_fraction, [seed, 101])
 
@@ -129,31 +118,17 @@ def fedprox(
     is the same, for 0.5 not), and sizes are 50 + floor(exp(N(4, 2^2))), where the text
     says power law. One number u serves all entries of W and b, as in the code.
 
-    Args:
-      num_clients: N >= 1; 30 in the paper.
-      alpha: standard deviation of u, >= 0.
-      beta: standard deviation of B, >= 0.
-      sizes: examples per client, train and test together: one int or [N] ints, >= 0.
-        None draws them as above: the median is 104, and one client in 1,000 has
-        over 26,000.
-      test_fraction: share of a client's examples in test, rounded up to whole ones.
-      seed: int >= 0.
-
-    Returns:
-      Data of ``x`` [n, 60] float32 and ``y`` [n] int32 in 0..9, and the truth:
-      ``weights`` [N, 60, 10], ``bias`` [N, 10] and ``mean`` [N, 60], float64.
-
-    Raises:
-      ValueError: num_clients < 1; alpha, beta or seed negative; sizes of another shape
-        or negative; test_fraction not in [0, 1].
-      TypeError: num_clients, sizes or seed not ints.
+    `alpha` and `beta` are >= 0. Sizes drawn as above have the median 104, and one
+    client in 1,000 has over 26,000. Returns data of ``x`` [n, 60] float32 and ``y`` [n]
+    int32 in 0..9, and the truth: ``weights`` [N, 60, 10], ``bias`` [N, 10] and ``mean``
+    [N, 60], float64.
     """
     check.non_negative(alpha=alpha, beta=beta)
 
     def draw(rng, n, k):
-        weights, bias = _softmax_model(rng, alpha * rng.standard_normal())
+        model = _softmax_model(rng, alpha * rng.standard_normal())
         mean = beta * rng.standard_normal() + rng.standard_normal(_FEATURES)
-        return _softmax_examples(rng, n, weights, bias, mean)
+        return _softmax_examples(rng, n, model, mean)
 
     return _population(draw, num_clients, sizes, test_fraction, [seed, 102])
 
@@ -172,8 +147,8 @@ def fedprox_iid(
     """
 
     def draw(rng, n, k):
-        weights, bias = _softmax_model(np.random.default_rng([seed, 104]), 0.0)
-        return _softmax_examples(rng, n, weights, bias, np.zeros(_FEATURES))
+        model = _softmax_model(np.random.default_rng([seed, 104]), 0.0)
+        return _softmax_examples(rng, n, model, np.zeros(_FEATURES))
 
     return _population(draw, num_clients, sizes, test_fraction, [seed, 103])
 
@@ -205,25 +180,10 @@ def gaussian_mixture(
       p_0 \Phi(-\delta/2 - t) + p_1 \Phi(-\delta/2 + t), \qquad
       t = \log(p_0 / p_1) / \delta .
 
-    Args:
-      num_clients: N >= 1.
-      means: [K, d] finite numbers, the means of the classes.
-      alpha: concentration of the class shares, > 0; small means few classes per client.
-        None gives all classes equal shares.
-      shift: standard deviation of a client's shift of all its features, >= 0.
-      sizes: examples per client, train and test together: one int or [N] ints, >= 0;
-        None draws them as `fedprox` does.
-      test_fraction: share of a client's examples in test, rounded up to whole ones.
-      seed: int >= 0.
-
-    Returns:
-      Data of ``x`` [n, d] float32 and ``y`` [n] int32 in 0..K-1, and the truth:
-      ``means`` [N, K, d], shifts included, and ``shares`` [N, K], float64.
-
-    Raises:
-      ValueError: num_clients < 1; means not [K, d] or not finite; alpha <= 0; shift or
-        seed negative; sizes of another shape or negative; test_fraction not in [0, 1].
-      TypeError: num_clients, sizes or seed not ints.
+    Small `alpha` > 0 means few classes per client, None gives all classes equal shares;
+    `means` are [K, d] finite numbers, `shift` >= 0. Returns data of ``x`` [n, d]
+    float32 and ``y`` [n] int32 in 0..K-1, and the truth: ``means`` [N, K, d], shifts
+    included, and ``shares`` [N, K], float64.
     """
     check.non_negative(shift=shift)
     if alpha is not None:
@@ -243,23 +203,18 @@ def gaussian_mixture(
     return _population(draw, num_clients, sizes, test_fraction, [seed, 105])
 
 
-def _softmax_model(rng: np.random.Generator, u: float) -> tuple[np.ndarray, np.ndarray]:
+def _softmax_model(rng: np.random.Generator, u: float) -> Truth:
     """W [60, 10] and b [10] with entries N(u, 1)."""
-    shapes = (_FEATURES, _CLASSES), (_CLASSES,)
-    weights, bias = (u + rng.standard_normal(shape) for shape in shapes)
-    return weights, bias
+    shapes = {"weights": (_FEATURES, _CLASSES), "bias": (_CLASSES,)}
+    return {name: u + rng.standard_normal(shape) for name, shape in shapes.items()}
 
 
 def _softmax_examples(
-    rng: np.random.Generator,
-    n: int,
-    weights: np.ndarray,
-    bias: np.ndarray,
-    mean: np.ndarray,
+    rng: np.random.Generator, n: int, model: Truth, mean: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, Truth]:
     x = (mean + _STD * rng.standard_normal((n, _FEATURES))).astype(np.float32)
-    y = np.argmax(x @ weights + bias, axis=1).astype(np.int32)
-    return x, y, {"weights": weights, "bias": bias, "mean": mean}
+    y = np.argmax(x @ model["weights"] + model["bias"], axis=1).astype(np.int32)
+    return x, y, {**model, "mean": mean}
 
 
 def _matrix(name: str, values: ArrayLike) -> np.ndarray:

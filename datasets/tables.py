@@ -1,11 +1,30 @@
 """From the rows of a table to clients: gaps, held-out rows, scaling, packing.
 
-A reader gets columns from a file, chooses test rows with `hold_out`, scales with what
-the train rows say and packs the rows `by_client`. Test rows enter no statistic.
+A reader gets columns from a file, chooses test rows with `hold_out` or `hold_out_last`,
+and packs x and y by client with `population`, which scales with what the train rows
+say. Test rows enter no statistic.
+
+What every `load` of a table takes and raises, unless it says otherwise:
+
+Args:
+  path: folder that holds one of the files that the module names, or that file.
+  test_fraction: share of every client's rows that goes to test, in [0, 1].
+  seed: int >= 0 that chooses them.
+  standardize: scale the features as the module says.
+
+Returns:
+  Train and, unless test_fraction is 0, test: x [n, d] float32, y [n].
+
+Raises:
+  FileNotFoundError: no file; says where to get it.
+  DataFileError: a file is not as it should be; names the line and the column, the
+    variable or the array.
+  ValueError: an argument is out of its range.
+  TypeError: seed is not an int.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +42,10 @@ _LOG = logging.getLogger("fedjax_core")
 def read_npz(
     path: Path | str, columns: Mapping[str, npz.Expected]
 ) -> dict[str, np.ndarray]:
-    """Reads arrays of equal length, the columns of a table, from an npz file.
+    """Reads arrays of equal length, the columns of a table, by `npz.read`.
 
-    Args:
-      path: the file.
-      columns: name -> dtype and shape, as for `npz.read`.
-
-    Raises:
-      DataFileError: as `npz.read`; or arrays differ in length, or hold numbers that are
-        infinite or don't fit float32. NaN is a gap, see `no_gaps`.
+    Arrays of other lengths are a DataFileError, and numbers that are infinite or don't
+    fit float32. NaN is a gap, see `no_gaps`.
     """
     arrays = npz.read(path, columns)
     first = next(iter(arrays))
@@ -47,11 +61,7 @@ def read_npz(
 
 
 def no_gaps(path: Path | str, where: str, array: np.ndarray) -> np.ndarray:
-    """The array, as float64.
-
-    Raises:
-      DataFileError: it has a NaN.
-    """
+    """The array as float64; a NaN in it is a DataFileError."""
     array = array.astype(np.float64)
     if np.isnan(array).any():
         raise DataFileError(path, where, "expected numbers, found NaN.")
@@ -63,8 +73,7 @@ def drop_rows(
 ) -> dict[str, np.ndarray]:
     """The table without the rows that have a gap; logs (INFO) how many those are.
 
-    Raises:
-      DataFileError: no row would be left.
+    DataFileError if no row would be left.
     """
     if gap.all():
         raise DataFileError(path, "all rows", "expected rows without gaps, found none.")
@@ -78,22 +87,12 @@ def hold_out(
     seed: int,
     groups: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Chooses test rows, key by key.
+    """Chooses test rows, a `fraction` in [0, 1] of those of every key [n]: [n] bool.
 
-    Args:
-      keys: [n] ints or strs, the client of every row (or what else to split within).
-      fraction: in [0, 1], share of every key that goes to test, rounded to whole rows.
-        The last row of a key stays in train whatever the fraction.
-      seed: int >= 0.
-      groups: [n] ints; rows of a key with the same number stay together. The share is
-        then of groups.
-
-    Returns:
-      [n] bool, True for test.
-
-    Raises:
-      ValueError: fraction is not in [0, 1], or seed is negative.
-      TypeError: seed is not an int.
+    Keys are ints or strs, the client of every row (or what else to split within). The
+    share is rounded to whole rows, and the last row of a key stays in train whatever
+    the fraction. Rows of a key with the same number in `groups` [n] stay together; the
+    share is then of groups.
     """
     check.in_range(0, 1, test_fraction=fraction)
     check.seed(seed=seed)
@@ -109,32 +108,30 @@ def hold_out(
     return test
 
 
-def fill_gaps(x: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Puts the train mean of a column where it is NaN; 0 if train has only NaN there.
+def hold_out_last(keys: np.ndarray, fraction: float) -> np.ndarray:
+    """Chooses the last rows of every key as test, as `hold_out`: [n] bool."""
+    check.in_range(0, 1, test_fraction=fraction)
+    test = np.zeros(len(keys), bool)
+    for key in np.unique(keys):
+        rows = np.flatnonzero(keys == key)
+        count = min(round(fraction * len(rows)), len(rows) - 1)
+        test[rows[len(rows) - count :]] = True
+    return test
 
-    Args:
-      x: [n, d] float64.
-      train: [n] bool, the rows whose mean is taken.
-    """
+
+def fill_gaps(x: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Puts the mean of the rows `train` [n] where x [n, d] is NaN, or 0 without any."""
     known = ~np.isnan(x[train])
     sums = np.where(known, x[train], 0).sum(0)
     return np.where(np.isnan(x), sums / np.maximum(known.sum(0), 1), x)
 
 
 def standardize(x: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Gives every column mean 0 and variance 1 over the train rows of all clients.
+    """Gives every column of x [n, d] mean 0 and variance 1 over the rows `train` [n].
 
-    One mean and one deviation for all clients, as a server that sums up the clients'
-    sums would find them; so clients stay as different as they are. A column that is
-    constant in train is centred only.
-
-    Args:
-      x: [n, d] float64, without NaN.
-      train: [n] bool, the rows whose mean and deviation (of the population, 1 / n) are
-        taken.
-
-    Returns:
-      [n, d] float64.
+    One mean and one deviation (of the population, 1 / n) for all clients, as a server
+    that sums up the clients' sums would find them; so clients stay as different as they
+    are. A column that is constant in train is centred only.
     """
     mean, std = x[train].mean(0), x[train].std(0)
     varies = (np.ptp(x[train], axis=0) > 0) & (std > 0)
@@ -143,20 +140,32 @@ def standardize(x: np.ndarray, train: np.ndarray) -> np.ndarray:
     return np.clip(scaled, -_LARGEST, _LARGEST)
 
 
-def one_hot(index: np.ndarray, num_levels: int) -> np.ndarray:
-    """[n] ints in 0..num_levels-1 as [n, num_levels] float64 of zeros and ones."""
-    return np.eye(num_levels)[index]
+def population(
+    keys: np.ndarray,
+    test: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    scaled: bool,
+    columns: slice | Sequence[int] = slice(None),
+) -> FederatedData:
+    """Packs features x [n, d] and targets y [n], see `by_client`.
+
+    x becomes float32, and so do y of floats; y of ints become int32. With `scaled`,
+    those `columns` of x are standardised first.
+    """
+    if scaled:
+        x[:, columns] = standardize(x[:, columns], ~test)
+    kind = np.float32 if y.dtype.kind == "f" else np.int32
+    return by_client(keys, test, {"x": x.astype(np.float32), "y": y.astype(kind)})
 
 
 def by_client(
     keys: np.ndarray, test: np.ndarray, examples: Mapping[str, np.ndarray]
 ) -> FederatedData:
-    """Packs rows by client, clients in sorted order, rows in the order they have.
+    """Packs name -> [n, ...] by the client of every row, `keys` [n] ints or strs.
 
-    Args:
-      keys: [n] ints or strs, the client of every row.
-      test: [n] bool, rows of the test split; without any the result has none.
-      examples: name -> [n, ...].
+    Clients are in sorted order, rows in the order they have. Rows where `test` [n] is
+    True are the test split; without any there is none.
     """
     columns = {**examples, "client": keys}
     train, held_out = (

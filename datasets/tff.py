@@ -26,6 +26,8 @@ Splits: EMNIST, Shakespeare and CelebA (by examples) hold the same clients in tr
 test, and one call gives both. CIFAR-100, Stack Overflow and CelebA (by clients) hold
 out clients: ``split=`` chooses, and the result has that split as ``.train``.
 
+Arguments and errors as in `containers`.
+
 Polarity: the EMNIST of TFF has paper 1 and ink 0, and is inverted here to ink 1.
 Normalisation: colours are divided by 255; nothing is centred or scaled beyond that.
 
@@ -84,20 +86,11 @@ def emnist(
 ) -> FederatedData:
     """Handwritten digits and letters by writer.
 
-    Args:
-      folder: holds emnist_all.sqlite[.lzma], or fed_emnist_{train,test}.h5, or
-        fed_emnist_digitsonly_{train,test}.h5.
-      only_digits: the 10 digits (3,383 writers) rather than all 62 classes (3,400).
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Returns:
-      Train and test of the same writers, each ``{"x": [n, 28, 28, 1] float32 in [0, 1]
-      with ink 1, "y": [n] int32}``. Labels: digits 0-9, A-Z 10-35, a-z 36-61.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged, or train and test hold different writers.
+    Files: emnist_all.sqlite[.lzma], or fed_emnist_{train,test}.h5, or
+    fed_emnist_digitsonly_{train,test}.h5. Train and test of the same writers, each
+    ``{"x": [n, 28, 28, 1] float32 in [0, 1] with ink 1, "y": [n] int32}``. Labels:
+    digits 0-9, A-Z 10-35, a-z 36-61; `only_digits` gives the 10 digits (3,383 writers)
+    rather than all 62 classes (3,400).
     """
     split = "digits_only" if only_digits else "all"
     hdf5 = "fed_emnist_digitsonly" if only_digits else "fed_emnist"
@@ -115,20 +108,9 @@ def shakespeare(
 ) -> FederatedData:
     """The next character in what a role of Shakespeare's plays says.
 
-    Args:
-      folder: holds shakespeare.sqlite[.lzma] or shakespeare_{train,test}.h5.
-      length: characters of an example.
-      clients: ids of those wanted; None for all 715.
-      max_clients: the first so many of them; None for all.
-
-    Returns:
-      Train and test of the same roles, each ``{"x": [n, length] int32,
-      "y": [n, length] int32}``, ids and cuts as in `characters`.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged, or train and test hold different roles.
-      ValueError: length < 1.
+    Files: shakespeare.sqlite[.lzma] or shakespeare_{train,test}.h5. Train and test of
+    the same 715 roles, each ``{"x": [n, length] int32, "y": [n, length] int32}``, ids
+    and cuts as in `characters`, in pieces of `length` >= 1.
     """
     check.positive_int(length=length)
     names = {"train": "train", "test": "test"}
@@ -146,22 +128,10 @@ def cifar100(
 ) -> FederatedData:
     """Small photographs of 100 classes; 500 clients for training, 100 others for test.
 
-    Args:
-      folder: holds cifar100.sqlite[.lzma] or fed_cifar100_{train,test}.h5.
-      split: "train" or "test", two populations. A client "0" of one is not that of the
-        other.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them (as text: "0", "1", "10", ...); None for
-        all.
-
-    Returns:
-      The clients of the split, as ``.train``: ``{"x": [n, 32, 32, 3] float32 in [0, 1],
-      "y": [n] int32 in 0..99, "coarse": [n] int32 in 0..19}``.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged.
-      ValueError: there is no such split.
+    Files: cifar100.sqlite[.lzma] or fed_cifar100_{train,test}.h5. The clients "0", "1",
+    "10", ... of the split "train" or "test", as ``.train``: ``{"x": [n, 32, 32, 3]
+    float32 in [0, 1], "y": [n] int32 in 0..99, "coarse": [n] int32 in 0..19}``. A
+    client "0" of one split is not that of the other.
     """
     check.one_of(("train", "test"), split=split)
     path = _find(folder, "cifar100", "fed_cifar100", split)
@@ -180,27 +150,14 @@ def stack_overflow(
 ) -> FederatedData:
     """The next word in the questions and answers of a user.
 
-    A split in full needs tens of gigabytes of memory: take a part of the clients, or
-    read it with `iterate`.
+    Files: stackoverflow.sqlite[.lzma] or stackoverflow_{train,held_out,test}.h5, and
+    stackoverflow.word_count if `word_ids` is None. The users of the split "train",
+    "heldout" or "test", three populations, as ``.train``: ``{"x": [n, length] int32,
+    "y": [n, length] int32}``, see `stack_overflow_examples`. A split in full needs tens
+    of gigabytes of memory: take a part of the clients, or read it with `iterate`.
 
-    Args:
-      folder: holds stackoverflow.sqlite[.lzma] or stackoverflow_{train,held_out,
-        test}.h5, and stackoverflow.word_count if `word_ids` is None.
-      split: "train", "heldout" or "test", three populations of different users.
-      word_ids: word -> id, `FIRST_WORD` + 0, 1, ...; None for the 10,000 most frequent,
-        by `read_word_ids`.
-      length: words of an example.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Returns:
-      The users of the split, as ``.train``: ``{"x": [n, length] int32,
-      "y": [n, length] int32}``, see `stack_overflow_examples`.
-
-    Raises:
-      FileNotFoundError: there are no such files. Says where to get them.
-      DataFileError: a file is damaged.
-      ValueError: there is no such split, or length < 1.
+    `word_ids` are ids of words, `FIRST_WORD` + 0, 1, ...; None for the 10,000 most
+    frequent, by `read_word_ids`. `length` >= 1 is the words of an example.
     """
     check.one_of(("train", "heldout", "test"), split=split)
     check.positive_int(length=length)
@@ -223,22 +180,10 @@ def celeba(
 ) -> FederatedData:
     """Faces of celebrities, each a client, with one of 40 attributes as the label.
 
-    Args:
-      folder: holds celeba.sqlite[.lzma].
-      attribute: such as "smiling", "male" or "five_o_clock_shadow".
-      split: None for the 9,343 clients with their examples split into train and test;
-        "train" or "test" for 8,408 and 935 different clients with all of theirs.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
-
-    Returns:
-      ``{"x": [n, 84, 84, 3] float32 in [0, 1], "y": [n] int32 in 0..1}``: train and
-      test, or the clients of a split as ``.train``.
-
-    Raises:
-      FileNotFoundError: there is no such file. Says where to get it.
-      DataFileError: the file is damaged, or has no such attribute.
-      ValueError: there is no such split.
+    File: celeba.sqlite[.lzma]. ``{"x": [n, 84, 84, 3] float32 in [0, 1], "y": [n] int32
+    in 0..1}``. With `split` None the 9,343 clients, their examples split into train and
+    test; "train" or "test" gives 8,408 and 935 different clients with all of theirs, as
+    ``.train``. `attribute` is "smiling", "male" or "five_o_clock_shadow", say.
     """
     to_arrays = functools.partial(celeba_examples, attribute=attribute)
     if split is None:
@@ -258,23 +203,19 @@ def iterate(
 ) -> Clients:
     """Yields the clients of any file of TFF, sorted by id, one in memory at a time.
 
-    Args:
-      path: an `.h5`, `.sqlite` or `.sqlite.lzma` file.
-      split: its name in an SQLite file; an HDF5 file is one split and ignores it.
-      to_arrays: makes arrays of a client's features, such as `emnist_examples`; None
-        for the features as stored, see `tff_hdf5.iterate` and `tff_sqlite.iterate`.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
+    Arguments and errors as in `containers`, and:
 
-    Raises:
-      DataFileError: the file is damaged, or a client is not in it.
+    - path: an `.h5`, `.sqlite` or `.sqlite.lzma` file.
+    - split: its name in an SQLite file; an HDF5 file is one split and ignores it.
+    - to_arrays: makes arrays of a client's features, such as `emnist_examples`; None
+      for the features as stored, see `tff_hdf5.iterate` and `tff_sqlite.iterate`.
     """
     path = Path(path)
     if path.suffix == ".h5":
         raw = tff_hdf5.iterate(path, clients, max_clients)
     else:
         raw = tff_sqlite.iterate(path, split, clients, max_clients)
-    return raw if to_arrays is None else convert(path, raw, to_arrays)
+    return convert(path, raw, to_arrays)
 
 
 def emnist_examples(
@@ -320,14 +261,7 @@ def stack_overflow_examples(
     other. That is FedJAX's order; TFF puts the words first. With length 4 "how are you"
     gives ``x: [BOS how are you]``, ``y: [how are you EOS]``. Longer sentences are cut
     to `length`, shorter ones padded; targets that are `PAD` are not to be scored.
-
-    Args:
-      features: `tokens`, [n] object array of UTF-8 bytes, words parted by blanks.
-      word_ids: V words -> ids, see `read_word_ids`.
-      length: words of an example.
-
-    Raises:
-      ValueError: the tokens are not there, or no UTF-8.
+    `tokens` are [n] UTF-8 bytes, words parted by blanks.
     """
     sentences = _feature(features, "tokens", "O")
     unknown = len(word_ids) + FIRST_WORD
@@ -341,40 +275,37 @@ def stack_overflow_examples(
 
 
 def read_word_ids(path: Path | str, num_words: int = 10_000) -> dict[str, int]:
-    """The most frequent words of Stack Overflow, and their ids from `FIRST_WORD`.
+    """The `num_words` most frequent words of Stack Overflow, ids from `FIRST_WORD`.
 
-    Args:
-      path: stackoverflow.word_count, lines "word count", most frequent first; or its
-        folder.
-      num_words: how many to take.
-
-    Raises:
-      FileNotFoundError: there is no such file. Says where to get it.
-      DataFileError: a line is not a word and a count, the counts rise, a word occurs
-        twice, or there are fewer words.
-      ValueError: num_words < 1.
+    `path` is stackoverflow.word_count, lines "word count", most frequent first; or its
+    folder. DataFileError names a line that is no word and count, a word that occurs
+    twice, counts that rise, or that there are fewer words.
     """
     check.positive_int(num_words=num_words)
     name = "stackoverflow.word_count"
     path = find(path, [name], f"{_URL}{name}.tar.bz2 (unpacked)")
     ids: dict[str, int] = {}
-    before = None
+    before = 10**18
     with path.open("rb") as file:
         for number, line in enumerate(itertools.islice(file, num_words), 1):
             found = re.fullmatch(rb"(\S+)[ \t]+(\d{1,18})\s*", line)
-            if not found:
-                problem = f"expected a word and its count, found {line[:80]!r}."
-                raise DataFileError(path, f"line {number}", problem)
             try:
-                word = found[1].decode()
-            except UnicodeDecodeError as error:
-                raise DataFileError(path, f"line {number}", "not UTF-8.") from error
-            count = int(found[2])
-            if word in ids:
-                raise DataFileError(path, f"line {number}", f"{word!r} occurs twice.")
-            if before is not None and count > before:
-                problem = f"expected counts that do not rise, found {before}, {count}."
-                raise DataFileError(path, f"line {number}", problem)
+                if not found:
+                    raise ValueError(
+                        f"expected a word and its count, found {line!r:.80}"
+                    )
+                word, count = found[1].decode(), int(found[2])
+                if word in ids:
+                    raise ValueError(f"{word!r} occurs twice")
+                if count > before:
+                    counts = f"{before}, {count}"
+                    raise ValueError(
+                        f"expected counts that do not rise, found {counts}"
+                    )
+            except ValueError as error:
+                not_utf8 = isinstance(error, UnicodeDecodeError)
+                problem = "not UTF-8." if not_utf8 else f"{error}."
+                raise DataFileError(path, f"line {number}", problem) from None
             ids[word], before = len(ids) + FIRST_WORD, count
     if len(ids) < num_words:
         problem = f"expected at least {num_words} words, found {len(ids)}."
@@ -385,11 +316,8 @@ def read_word_ids(path: Path | str, num_words: int = 10_000) -> dict[str, int]:
 def is_high_school(client_id: str) -> bool:
     """Whether a writer of EMNIST was a student; the others were census staff.
 
-    The two groups write differently, and make two natural domains. Ids of FedJAX's
-    files, with a hash in front, are understood too.
-
-    Raises:
-      ValueError: not an id of the form ``f<4 digits>_<2 digits>``.
+    The two groups write differently, and make two natural domains. An id has the form
+    ``f<4 digits>_<2 digits>``, with a hash in front in FedJAX's files.
     """
     found = re.fullmatch(r"(?:.{16}:)?f(\d{4})_\d{2}", client_id)
     if not found:
@@ -417,11 +345,9 @@ def _both(
 ) -> FederatedData:
     """Train and test of the same clients; `names` are those of the splits in SQLite."""
 
-    def read(
-        split: str, clients: Sequence[str] | None, max_clients: int | None
-    ) -> Clients:
+    def read(split: str, *wanted: Any) -> Clients:
         path = _find(folder, sqlite, hdf5, split)
-        return iterate(path, names[split], to_arrays, clients, max_clients)
+        return iterate(path, names[split], to_arrays, *wanted)
 
     path = _find(folder, sqlite, hdf5, "test")
     return same_clients(path, read, clients, max_clients)
@@ -430,16 +356,15 @@ def _both(
 def _feature(features: Mapping[str, np.ndarray], name: str, kinds: str) -> np.ndarray:
     if name not in features:
         raise ValueError(f"expected feature {name!r}, found {', '.join(features)}.")
-    values = features[name]
+    values, text = features[name], kinds == "O"
     if values.dtype.kind not in kinds:
-        expected = "texts" if kinds == "O" else "numbers"
+        expected = "texts" if text else "numbers"
         raise ValueError(f"{name} must hold {expected}, found dtype {values.dtype}.")
-    if kinds == "O":
-        for value in values.ravel():
-            if not isinstance(value, bytes):
-                raise ValueError(f"{name} must hold texts, found {value!r:.40}.")
-        if values.ndim != 1:
-            raise ValueError(f"{name} must be [n], found shape {values.shape}.")
+    for value in values.ravel() if text else ():
+        if not isinstance(value, bytes):
+            raise ValueError(f"{name} must hold texts, found {value!r:.40}.")
+    if text and values.ndim != 1:
+        raise ValueError(f"{name} must be [n], found shape {values.shape}.")
     return values
 
 

@@ -11,15 +11,16 @@ References:
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from fedjax_core.data.readers.files import DataFileError, max_unpacked
-from fedjax_core.datasets.containers import Arrays, Clients, choose
+from fedjax_core.datasets.containers import Arrays, Clients, choose, named
 
+_ERRORS = OSError, KeyError, RuntimeError, TypeError, ValueError  # of h5py
 _REFERENCE = np.dtype([("length", "<u4"), ("heap", "<u8"), ("number", "<u4")])
 
 
@@ -30,19 +31,12 @@ def iterate(
 ) -> Clients:
     """Yields the clients of a file, sorted by id, one in memory at a time.
 
-    Args:
-      path: an `.h5` file.
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
+    Arguments and errors as in `containers`. Data that lie in other files (links,
+    external storage) are refused.
 
     Yields:
       Client id and feature name -> [n_i, ...], as stored; texts as object arrays of
       bytes.
-
-    Raises:
-      DataFileError: the file is damaged or laid out differently, or a client is not in
-        it. Data that lie in other files (links, external storage) are refused.
-      ImportError: h5py is missing.
     """
     try:
         import h5py  # of the extra, and slow to import
@@ -55,7 +49,7 @@ def iterate(
     limit = max_unpacked(path.stat().st_size)
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(path.open("rb"))
-        with _errors_of_h5py(path, "HDF5 structure"):
+        with named(path, "HDF5 structure", *_ERRORS, problem="damaged, {}."):
             file = stack.enter_context(h5py.File(path, "r"))
             examples = _child(h5py, path, file, "examples", h5py.Group)
             # A set, as a damaged index may give a name twice; HDF5 finds one by it.
@@ -64,7 +58,7 @@ def iterate(
         for client_id in choose(path, names, clients, max_clients):
             where = f"client {client_id!r}"
             features: Arrays = {}
-            with _errors_of_h5py(path, where):
+            with named(path, where, *_ERRORS, problem="damaged, {}."):
                 group = _child(h5py, path, examples, client_id, h5py.Group)
                 for name in group:
                     dataset = _child(h5py, path, group, name, h5py.Dataset)
@@ -79,17 +73,6 @@ def iterate(
                 problem = f"expected features of one length, found {rows}."
                 raise DataFileError(path, where, problem)
             yield client_id, features
-
-
-@contextlib.contextmanager
-def _errors_of_h5py(path: Path, where: str) -> Iterator[None]:
-    """Turns what h5py makes of the HDF5 library's errors into a DataFileError."""
-    try:
-        yield
-    except DataFileError:
-        raise
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise DataFileError(path, where, f"damaged, {error}.") from error
 
 
 def _child(h5py: Any, path: Path, group: Any, name: str, kind: Any) -> Any:
@@ -107,17 +90,17 @@ def _child(h5py: Any, path: Path, group: Any, name: str, kind: Any) -> Any:
 
 def _check(h5py: Any, path: Path, dataset: Any, limit: int) -> None:
     """Checks what is read: that it is of the file, numbers or texts, and can fit."""
-    where = f"data set {dataset.name}"
-    if dataset.external or dataset.is_virtual:
-        raise DataFileError(path, where, "data in other files are not read.")
     shape, dtype = dataset.shape, dataset.dtype
     is_text = h5py.check_string_dtype(dtype) is not None
-    if not shape or not (is_text or dtype.kind in "biuf"):
+    problem = ""
+    if dataset.external or dataset.is_virtual:
+        problem = "data in other files are not read."
+    elif not shape or not (is_text or dtype.kind in "biuf"):
         problem = f"expected [n, ...] numbers or texts, found {dtype} {shape}."
-        raise DataFileError(path, where, problem)
-    if dataset.size * dtype.itemsize > limit:
+    elif dataset.size * dtype.itemsize > limit:
         problem = f"shape {shape} of {dtype} is more than a file of this size can hold."
-        raise DataFileError(path, where, problem)
+    if problem:
+        raise DataFileError(path, f"data set {dataset.name}", problem)
 
 
 def _check_heaps(
@@ -128,14 +111,7 @@ def _check_heaps(
     A text is stored as its length, the address of a heap (a "global heap collection")
     and its number in it. HDF5 walks the objects of a heap by their sizes, and never
     comes to an end if a damaged size is 0. References behind a filter, such as gzip,
-    are not checked.
-
-    Args:
-      path: the file, for errors.
-      raw: the same file, to read bytes of.
-      dataset: of texts of any length.
-      limit: bytes that the texts may have.
-      checked: addresses of the heaps that are sound; grows.
+    are not checked, heaps that are `checked` already neither.
     """
     if dataset.id.get_create_plist().get_nfilters():
         return
@@ -161,13 +137,13 @@ def _check_heaps(
 
 
 def _check_heap(path: Path, raw: BinaryIO, start: int) -> None:
-    if start >= path.stat().st_size:
+    if start >= (end := path.stat().st_size):
         return  # HDF5 reports this one
     raw.seek(start)
     signature, size = struct.unpack("<8sQ", raw.read(16).ljust(16, b"\0"))
     if not signature.startswith(b"GCOL"):
         return  # and this
-    content = raw.read(max(min(size, path.stat().st_size) - 16, 0))
+    content = raw.read(max(min(size, end) - 16, 0))
     at = 0
     while at + 16 <= len(content):
         number, object_size = struct.unpack_from("<H6xQ", content, at)

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_core.data.readers.files import DataFileError, max_unpacked
 from fedjax_core.datasets import tf_example
-from fedjax_core.datasets.containers import Arrays, Clients, choose, open_sqlite
+from fedjax_core.datasets.containers import Arrays, Clients, choose, named, open_sqlite
 
 _CHUNK = 1 << 20
 _MEMORY_LIMIT = 1 << 30  # of the LZMA dictionary: its strongest preset needs 65 MiB
@@ -36,20 +36,12 @@ def iterate(
 ) -> Clients:
     """Yields the clients of a split, sorted by id, one in memory at a time.
 
-    Args:
-      path: an `.sqlite` file, or an `.sqlite.lzma` file, which is unpacked beside
-        itself first, see `unpack`.
-      split: its name in the file, such as "train" or "digits_only_test".
-      clients: ids of those wanted; None for all.
-      max_clients: the first so many of them; None for all.
+    Arguments and errors as in `containers`. An `.sqlite.lzma` file is unpacked beside
+    itself first, see `unpack`.
 
     Yields:
       Client id and feature name -> [n_i, k], or [n_i] where every example has one
       value: float32, int64, or object arrays of bytes.
-
-    Raises:
-      DataFileError: the file is damaged or laid out differently, it has no such split,
-        or a client is not in it.
     """
     path = Path(path)
     if path.suffix == ".lzma":
@@ -75,9 +67,8 @@ def iterate(
 
         # One query in the order wanted. It runs along the index that the published
         # files have; without one SQLite builds it once, not once per client.
-        connection.execute(
-            "CREATE TEMP TABLE wanted (id TEXT PRIMARY KEY) WITHOUT ROWID"
-        )
+        query = "CREATE TEMP TABLE wanted (id TEXT PRIMARY KEY) WITHOUT ROWID"
+        connection.execute(query)
         values = ((name,) for name in chosen)
         connection.executemany("INSERT INTO temp.wanted VALUES (?)", values)
         rows = connection.execute(
@@ -104,10 +95,6 @@ def unpack(path: Path | str) -> Path:
 
     A file of that name which is there already is kept and used. A process that is
     stopped leaves no half of a file under that name.
-
-    Raises:
-      DataFileError: the file is damaged, cut off, or unpacks to more than
-        `max_unpacked` of `files`.
     """
     path = Path(path)
     target = path.with_suffix("")
@@ -134,11 +121,9 @@ def _decompress(path: Path) -> Iterator[bytes]:
             content = packed.read(_CHUNK) if decompressor.needs_input else b""
             if decompressor.needs_input and not content:
                 raise DataFileError(path, f"byte {at}", "LZMA stream is cut off.")
-            try:
+            problem = "LZMA stream is damaged, {}."
+            with named(path, f"from byte {at}", lzma.LZMAError, problem=problem):
                 chunk = decompressor.decompress(content, _CHUNK)
-            except lzma.LZMAError as error:
-                problem = f"LZMA stream is damaged, {error}."
-                raise DataFileError(path, f"from byte {at}", problem) from error
             size += len(chunk)
             if size > limit:
                 problem = f"unpacks to more than {limit} bytes."
@@ -153,15 +138,13 @@ def _stack(path: Path, where: str, messages: list[bytes]) -> Arrays:
     """The examples of a client, feature by feature."""
     examples: list[Arrays] = []
     for i, message in enumerate(messages):
-        try:
+        with named(path, f"{where}, example {i}"):
             if not isinstance(message, bytes):
                 raise ValueError(f"expected a BLOB, found {message!r:.40}.")
             examples.append(tf_example.parse(message))
-        except ValueError as error:
-            raise DataFileError(path, f"{where}, example {i}", str(error)) from error
-    first = {name: (v.dtype, v.shape) for name, v in examples[0].items()}
-    for i, example in enumerate(examples):
-        found = {name: (v.dtype, v.shape) for name, v in example.items()}
+    kinds = [{k: (v.dtype, v.shape) for k, v in e.items()} for e in examples]
+    first = kinds[0]
+    for i, found in enumerate(kinds):
         if found != first:
             problem = f"expected the features of example 0, {first}, found {found}."
             raise DataFileError(path, f"{where}, example {i}", problem)

@@ -47,25 +47,12 @@ def load(
     seed: int = 0,
     standardize: bool = True,
 ) -> FederatedData:
-    """Loads the windows by person.
+    """Loads the windows by person; arguments and errors as in `tables`.
 
-    Args:
-      path: folder with ``WISDM_ar_v1.1_transformed.arff``, the original, or with
-        ``wisdm_activity.csv.gz`` (header user, x0, ..., resultant, activity); or that
-        file.
-      test_fraction: share of every person's windows that goes to test.
-      seed: int >= 0 that chooses them.
-      standardize: scale the features as the module says. Gaps are filled anyway.
-
-    Returns:
-      Train and, unless test_fraction is 0, test of one client per person, each
-      ``{"x": [n, 43] float32, "y": [n] int32}``, y as in `ACTIVITIES`.
-
-    Raises:
-      FileNotFoundError: no file; says where to get it.
-      DataFileError: the file is not as it should be; names the line and the column.
-      ValueError: test_fraction is not in [0, 1], or seed is negative.
-      TypeError: seed is not an int.
+    The file is ``WISDM_ar_v1.1_transformed.arff``, the original, or
+    ``wisdm_activity.csv.gz`` (header user, x0, ..., resultant, activity). One client
+    per person, ``{"x": [n, 43] float32, "y": [n] int32}``, y as in `ACTIVITIES`. Gaps
+    are filled even if features are not scaled.
     """
     file = files.find(path, [_ARFF, "wisdm_activity.csv.gz"], SOURCE)
     arff = file.suffix == ".arff"
@@ -84,13 +71,7 @@ def load(
     )
     test = tables.hold_out(table["user"], test_fraction, seed)
     x = tables.fill_gaps(np.stack([table[c] for c in FEATURES], 1), ~test)
-    if standardize:
-        x = tables.standardize(x, ~test)
-    return tables.by_client(
-        table["user"],
-        test,
-        {"x": x.astype(np.float32), "y": table[label].astype(np.int32)},
-    )
+    return tables.population(table["user"], test, x, table[label], standardize)
 
 
 def _header_lines(file: Path) -> int:

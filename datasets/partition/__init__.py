@@ -21,22 +21,47 @@ NumPy's global generator is neither read nor changed.
 | `label_permutation` | equal | permuted per cluster |
 | `natural` | as the data | as the data |
 | `domains` | equal per domain | as each domain |
+
+What they have in common:
+
+Args:
+  dataset: pooled arrays [n, ...] per split. The result holds a shuffled copy.
+  num_clients: N >= 1.
+  seed: int >= 0.
+  label: name of the class labels, [n] ints, bools or strings in every split. Where an
+    example has several labels, [n, L] as in `medmnist`'s chestmnist, the name and a
+    column, ``label=("y", 3)``; those that read no labels need neither. A class may be
+    missing from some splits; what train lacks is spread evenly.
+
+Returns:
+  The splits of N clients.
+
+Raises:
+  ValueError: a number outside its range, no array called `label`, arrays of unequal
+    length, or labels not [n].
+  TypeError: an int that is none, no `Dataset`, labels of another dtype or of different
+    kinds in different splits.
 """
 
-from fedjax_core.datasets.partition._alternating_dirichlet import alternating_dirichlet
-from fedjax_core.datasets.partition._balancedness import balancedness
-from fedjax_core.datasets.partition._classes_per_client import classes_per_client
-from fedjax_core.datasets.partition._clusters import Clustered
-from fedjax_core.datasets.partition._contiguous import contiguous
-from fedjax_core.datasets.partition._dirichlet import dirichlet
-from fedjax_core.datasets.partition._dirichlet_by_client import dirichlet_by_client
-from fedjax_core.datasets.partition._domains import domains
-from fedjax_core.datasets.partition._iid import iid
-from fedjax_core.datasets.partition._label_permutation import label_permutation
-from fedjax_core.datasets.partition._label_swap import label_swap
-from fedjax_core.datasets.partition._log_normal import log_normal
-from fedjax_core.datasets.partition._natural import natural
-from fedjax_core.datasets.partition._pathological import pathological
+from fedjax_core.datasets.partition._classes import classes_per_client, pathological
+from fedjax_core.datasets.partition._clusters import (
+    Clustered,
+    domains,
+    label_permutation,
+    label_swap,
+)
+from fedjax_core.datasets.partition._dirichlet import (
+    alternating_dirichlet,
+    dirichlet,
+    dirichlet_by_client,
+)
+from fedjax_core.datasets.partition._sizes import (
+    balancedness,
+    contiguous,
+    iid,
+    log_normal,
+    natural,
+)
 
 __all__ = [
     "Clustered",

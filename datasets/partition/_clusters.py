@@ -1,13 +1,17 @@
-"""Clients in clusters, and labels renamed cluster by cluster."""
+"""Clients in clusters that differ in their inputs, or in what they call the classes."""
 
-from typing import NamedTuple
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.data.packed import Dataset, FederatedData, Packed
+from fedjax_core.data.packed import Dataset, FederatedData
+from fedjax_core.data.splits import merge
 from fedjax_core.datasets.partition import _common as common
-from fedjax_core.datasets.partition._iid import iid
 
 
 class Clustered(NamedTuple):
@@ -22,35 +26,173 @@ class Clustered(NamedTuple):
     cluster: np.ndarray
 
 
-def check_clusters(num_clients: int, num_clusters: int) -> None:
-    """Raises unless 1 <= num_clusters <= num_clients."""
-    check.positive_int(num_clients=num_clients, num_clusters=num_clusters)
-    check.in_range(1, num_clients, num_clusters=num_clusters)
+def domains(
+    datasets: Mapping[str, Dataset], clients_per_domain: int, seed: int = 0
+) -> Clustered:
+    """Deals every data set, a domain of inputs, evenly among clients of its own.
+
+    Photographs and drawings, say, or MNIST and SVHN: labels mean the same everywhere,
+    inputs look different. No client has examples of two domains.
+
+    Args:
+      datasets: domain -> pooled arrays [n, ...] per split, with the same names, dtypes
+        and shapes of arrays in every domain. The result holds a shuffled copy.
+      clients_per_domain: M >= 1.
+      seed: int >= 0.
+
+    Returns:
+      The splits of M clients per domain, called ``"domain/0"`` to ``"domain/M-1"``, and
+      the domain of each by its position in `datasets`. In a split that only other
+      domains have, a client has no examples. Errors: `partition`.
+    """
+    check.positive_int(clients_per_domain=clients_per_domain)
+    if not datasets:
+        raise ValueError("datasets must hold at least one domain, got none.")
+    dealt = []
+    for k, dataset in enumerate(datasets.values()):
+        # A stream for each: with one, parallel domains would be shuffled alike.
+        rng = common.generator(seed, 11, k)
+        pools = common.pools(dataset, None)
+        dealt.append(common.deal_evenly(pools, clients_per_domain, rng))
+    data = merge(*dealt, prefixes=[f"{domain}/" for domain in datasets])
+    return Clustered(data, np.repeat(np.arange(len(dealt)), clients_per_domain))
 
 
-def iid_relabelled(
+def label_swap(
     dataset: Dataset,
+    num_clients: int,
+    num_clusters: int,
+    seed: int = 0,
+    pairs: Sequence[tuple[Any, Any]] | None = None,
+    label: common.Label = "y",
+) -> Clustered:
+    """Splits evenly at random, then exchanges two labels in every cluster.
+
+    Clients hold alike inputs and alike numbers of every label, but clusters disagree on
+    what two classes are called. Labels of all splits are exchanged, so that a client is
+    tested on what it trains for; every client has the same rows as by `iid` with the
+    same seed.
+    Arguments beside those of `partition`, which says the errors too:
+
+    - num_clusters: C in 1..N, at most as many as there are pairs of labels. Clusters
+      are of equal size, up to one client.
+    - pairs: [C] the two labels that each cluster exchanges; if None, distinct random
+      pairs.
+
+    References:
+      Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed
+      Multitask Optimization under Privacy Constraints", IEEE TNNLS 2021 (20 clients, 4
+      clusters).
+    """
+    pools = _pools_for(dataset, num_clients, num_clusters, seed, label)
+    names = pools.names.tolist()
+    if pairs is None:
+        every = list(itertools.combinations(range(len(names)), 2))
+        if num_clusters > len(every):
+            raise ValueError(
+                f"num_clusters must be at most the {len(every)} pairs of labels, "
+                f"got {num_clusters}."
+            )
+        rng = common.generator(seed, 9)
+        swaps = [every[i] for i in rng.choice(len(every), num_clusters, replace=False)]
+    else:
+        if len(pairs) != num_clusters:
+            raise ValueError(
+                f"pairs must be one per cluster, {num_clusters}, got {len(pairs)}."
+            )
+        swaps = []
+        for pair in pairs:
+            if len(pair) != 2 or len(set(pair) & set(names)) != 2:
+                raise ValueError(
+                    f"pairs must hold two different labels of {names}, got {pair!r}."
+                )
+            swaps.append(tuple(map(names.index, pair)))
+    permutations = np.tile(np.arange(len(names)), (num_clusters, 1))
+    for k, (u, v) in enumerate(swaps):
+        permutations[k, [u, v]] = v, u
+    return _relabelled(pools, num_clients, permutations, seed, label)
+
+
+def label_permutation(
+    dataset: Dataset,
+    num_clients: int,
+    num_clusters: int,
+    seed: int = 0,
+    permutations: ArrayLike | None = None,
+    label: common.Label = "y",
+) -> Clustered:
+    """Splits evenly at random, then permutes the labels of every cluster.
+
+    As `label_swap`, with all classes instead of two. Arguments that differ:
+
+    - num_clusters: C in 1..N, at most K!.
+    - permutations: [C, K] ints: cluster k calls the c-th of the K labels, in ascending
+      order, the ``permutations[k, c]``-th. If None, distinct random permutations.
+      Rotations by one label per cluster are
+      ``np.add.outer(np.arange(C), np.arange(K)) % K``.
+    """
+    pools = _pools_for(dataset, num_clients, num_clusters, seed, label)
+    num_classes = len(pools.names)
+    shape = num_clusters, num_classes
+    if permutations is None:
+        table = _distinct(*shape, common.generator(seed, 10))
+    else:
+        table = np.asarray(permutations)
+        identity = np.broadcast_to(np.arange(num_classes), shape)
+        if (
+            table.dtype.kind not in "iu"
+            or table.shape != shape
+            or np.any(np.sort(table, axis=1) != identity)
+        ):
+            raise ValueError(
+                f"permutations must be {num_clusters} rows, each of the ints 0 to "
+                f"{num_classes - 1} in some order, got {table.tolist()}."
+            )
+    return _relabelled(pools, num_clients, table, seed, label)
+
+
+def _pools_for(
+    dataset: Dataset,
+    num_clients: int,
+    num_clusters: int,
+    seed: int,
+    label: common.Label,
+) -> common.Pools:
+    check.positive_int(num_clusters=num_clusters)
+    pools, _ = common.prepare(dataset, num_clients, seed, 0, label)
+    check.in_range(1, num_clients, num_clusters=num_clusters)
+    return pools
+
+
+def _relabelled(
+    pools: common.Pools,
     num_clients: int,
     permutations: np.ndarray,
     seed: int,
-    label: str,
+    label: common.Label,
 ) -> Clustered:
-    """Splits evenly at random, then renames the labels of every cluster.
-
-    Args:
-      dataset: pooled arrays.
-      num_clients: N.
-      permutations: [C, K] ints; cluster k calls class c ``permutations[k, c]``.
-      seed: of `iid`.
-      label: the array to rename, in every split.
-    """
+    """As `iid`, but cluster k calls class c ``permutations[k, c]``, [C, K]."""
     num_clusters = len(permutations)
     cluster = np.arange(num_clients) * num_clusters // num_clients
-    names = common.pools(dataset, label).names
+    rng = common.generator(seed, 1)
+    data = common.deal_evenly(common.all_alike(pools.splits), num_clients, rng)
     splits = {}
-    for name, split in iid(dataset, num_clients, seed).splits.items():
-        classes = np.searchsorted(names, split.examples[label])
+    for name, split in data.splits.items():
+        classes = np.searchsorted(pools.names, common.labels_of(split, label))
         of_row = np.repeat(cluster, split.sizes)
-        renamed = names[permutations[of_row, classes]]
-        splits[name] = Packed({**split.examples, label: renamed}, split.offsets)
+        renamed = pools.names[permutations[of_row, classes]]
+        splits[name] = common.with_labels(split, label, renamed)
     return Clustered(FederatedData(**splits), cluster)
+
+
+def _distinct(num: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Distinct random permutations, [num, size] ints."""
+    if num > math.factorial(size):
+        raise ValueError(
+            f"num_clusters must be at most the {math.factorial(size)} permutations of "
+            f"{size} labels, got {num}."
+        )
+    found: dict[tuple[int, ...], None] = {}  # in the order drawn
+    while len(found) < num:
+        found.setdefault(tuple(rng.permutation(size).tolist()))
+    return np.reshape(np.array(list(found), np.int64), (num, size))

@@ -14,15 +14,8 @@ from numpy.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.data.packed import Dataset, FederatedData, Packed
 
-
-def generator(seed: int, *stream: int) -> np.random.Generator:
-    """A source of random numbers; `stream` sets it apart from other uses of the seed.
-
-    Raises:
-      ValueError, TypeError: see `check.seed`.
-    """
-    check.seed(seed=seed)
-    return np.random.default_rng([seed, *stream])
+Label = str | tuple[str, int]
+"""The name of labels [n], or the name and a column of labels [n, L]."""
 
 
 class Pools(NamedTuple):
@@ -45,35 +38,84 @@ class Pools(NamedTuple):
         return {k: np.bincount(of, minlength=n) for k, of in self.classes.items()}
 
 
-def pools(dataset: Dataset, label: str | None) -> Pools:
-    """Checks a dataset and indexes its classes; without `label`, all rows are alike.
+def prepare(
+    dataset: Dataset,
+    num_clients: int,
+    seed: int,
+    stream: int,
+    label: Label | None = None,
+) -> tuple[Pools, np.random.Generator]:
+    """The pools, and a source of random numbers of `seed` and `stream`; checks all."""
+    check.positive_int(num_clients=num_clients)
+    return pools(dataset, label), generator(seed, stream)
 
-    Raises:
-      ValueError: no array called `label`, arrays of unequal length, labels not [n].
-      TypeError: no Dataset, labels that are not ints, bools or strings, or of two
-        kinds.
-    """
+
+def generator(seed: int, *stream: int) -> np.random.Generator:
+    """Random numbers of a seed; `stream` sets them apart from its other uses."""
+    check.seed(seed=seed)
+    return np.random.default_rng([seed, *stream])
+
+
+def pools(dataset: Dataset, label: Label | None) -> Pools:
+    """Checks a dataset and indexes its classes; without `label`, all rows are alike."""
     check_dataset(dataset)
-    splits = {name: _pool(arrays) for name, arrays in dataset.splits.items()}
+    splits = {}
+    for name, arrays in dataset.splits.items():
+        shape = np.shape(next(iter(arrays.values()), ()))
+        splits[name] = Packed(arrays, np.array([0, *shape[:1]]))
     if label is None:
-        rows = {k: np.zeros(v.num_examples, np.int64) for k, v in splits.items()}
-        return Pools(splits, rows, np.zeros(1, np.int64))
-    for split in splits.values():
-        check.one_of(split.examples, label=label)
-    labels = [split.examples[label] for split in splits.values()]
-    for y in labels:
-        if y.ndim != 1:
-            raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
-        # Comparing 1 with "1", or 1 with 1.0, would make or merge classes unseen.
-        if y.dtype.kind not in "iubSU" or y.dtype.kind != labels[0].dtype.kind:
-            given = " and ".join(str(a.dtype) for a in labels)
-            raise TypeError(
-                f"{label} must be ints, bools or strings, of the same kind in every "
-                f"split, got {given}."
-            )
+        return all_alike(splits)
+    labels = [labels_of(split, label) for split in splits.values()]
+    kinds = {y.dtype.kind for y in labels}
+    # Comparing 1 with "1", or 1 with 1.0, would make or merge classes unseen.
+    if len(kinds) > 1 or not kinds <= set("iubSU"):
+        given = " and ".join(str(y.dtype) for y in labels)
+        raise TypeError(
+            f"{label} must be ints, bools or strings, of the same kind in every "
+            f"split, got {given}."
+        )
     names, index = np.unique(np.concatenate(labels), return_inverse=True)
     ends = np.cumsum([len(y) for y in labels])[:-1]
     return Pools(splits, dict(zip(splits, np.split(index, ends), strict=True)), names)
+
+
+def all_alike(splits: dict[str, Packed]) -> Pools:
+    """Pools of a single class."""
+    rows = {k: np.zeros(v.num_examples, np.int64) for k, v in splits.items()}
+    return Pools(splits, rows, np.zeros(1, np.int64))
+
+
+def labels_of(split: Packed, label: Label) -> np.ndarray:
+    """The class labels of a split, [n].
+
+    Of a multi-label array [n, L] the chosen column; 0.0 and 1.0, as losses of several
+    labels take them, are the classes 0 and 1.
+    """
+    name, column = (label, None) if isinstance(label, str) else label
+    check.one_of(split.examples, label=name)
+    y = split.examples[name]
+    if y.ndim == 2 and column is not None:
+        check.in_range(0, y.shape[1] - 1, **{f"column of {name}": column})
+        chosen = y[:, column]
+        binary = y.dtype.kind == "f" and np.isin(chosen, (0, 1)).all()
+        return chosen.astype(np.int64) if binary else chosen
+    if y.ndim != 1 or column is not None:
+        raise ValueError(
+            f"{name} must be one label per row, got shape {y.shape} for {label=}. Of "
+            f"several labels per row, [n, L], choose a column, as label=({name!r}, 0), "
+            f"or take a partitioner that reads no labels, such as iid."
+        )
+    return y
+
+
+def with_labels(split: Packed, label: Label, labels: np.ndarray) -> Packed:
+    """The split with other class labels [n] in the place that `labels_of` reads."""
+    if isinstance(label, str):
+        return Packed({**split.examples, label: labels}, split.offsets)
+    name, column = label
+    y = split.examples[name].copy()
+    y[:, column] = labels
+    return Packed({**split.examples, name: y}, split.offsets)
 
 
 def check_dataset(dataset: Any) -> None:
@@ -83,22 +125,13 @@ def check_dataset(dataset: Any) -> None:
         raise TypeError(f"dataset must be a Dataset(train, test), got a {given}.")
 
 
-def _pool(arrays: dict[str, np.ndarray]) -> Packed:
-    shape = np.shape(next(iter(arrays.values()), ()))
-    return Packed(arrays, np.array([0, *shape[:1]]))
-
-
 def log_gamma(
     rng: np.random.Generator, alpha: ArrayLike, size: int | tuple[int, ...]
 ) -> np.ndarray:
-    """Logarithms of independent Gamma(alpha) draws, float64, finite for any alpha > 0.
+    """Logarithms of Gamma(alpha) draws, float64 of shape `size`, for any alpha > 0.
 
-    Normalised, `softmax` of them, they are one draw of Dir(alpha).
-
-    Args:
-      rng: the source.
-      alpha: > 0, broadcast to `size`.
-      size: shape of the result.
+    They are independent and finite. Normalised, `softmax` of them, they are one draw of
+    Dir(alpha); alpha is broadcast to `size`.
     """
     # For alpha = 1e-3 most gammas are below the smallest float, and 0 / 0 is no
     # distribution. Gamma(alpha) is distributed as Gamma(alpha + 1) U^(1 / alpha), and
@@ -137,19 +170,11 @@ def even(n: int, parts: int) -> np.ndarray:
 def follow(
     train: np.ndarray, totals: Mapping[str, np.ndarray], rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Counts for every split: a client's share of a class is that of train.
+    """Counts [K, N] for every split: a client's share of a class is that of train.
 
-    What is discarded in train is discarded elsewhere in the same proportion. A class
-    that train lacks is spread evenly.
-
-    Args:
-      train: [K, N] ints; a row sums to the class's train examples, or to less where
-        some are discarded.
-      totals: split -> [K] ints, "train" among them.
-      rng: rounds to whole examples.
-
-    Returns:
-      Split -> [K, N] ints; "train" is `train` itself.
+    What is discarded in train is discarded elsewhere in the same proportion, and a
+    class that train lacks is spread evenly. `totals` are [K] ints per split; a row of
+    `train` sums to its total or to less, where some are discarded.
     """
     num_clients = train.shape[1]
     discarded = totals["train"] - train.sum(axis=1)
@@ -173,9 +198,6 @@ def fill_small(counts: np.ndarray, min_size: int) -> None:
 
     They move one by one from the client that is largest at that moment, from its most
     frequent class.
-
-    Raises:
-      ValueError: there are fewer than N * min_size examples.
     """
     num_clients, num_examples = counts.shape[1], int(counts.sum())
     if num_clients * min_size > num_examples:
@@ -227,25 +249,23 @@ def _deal(
 
 
 def deal_evenly(
-    dataset: Dataset, num_clients: int, rng: np.random.Generator
+    pools: Pools, num_clients: int, rng: np.random.Generator
 ) -> FederatedData:
     """Deals random rows to clients of sizes that differ by one at most."""
-    pool = pools(dataset, None)
     counts = {
         name: even(split.num_examples, num_clients)[None]
-        for name, split in pool.splits.items()
+        for name, split in pools.splits.items()
     }
-    return deal(pool, counts, rng)
+    return deal(pools, counts, rng)
 
 
 def deal_sizes(
-    dataset: Dataset, shares: np.ndarray, rng: np.random.Generator, min_size: int = 0
+    pools: Pools, shares: np.ndarray, rng: np.random.Generator, min_size: int = 0
 ) -> FederatedData:
     """Deals random rows to clients of sizes in proportion to shares [N]."""
-    pool = pools(dataset, None)
     counts = {
         name: round_shares(shares, split.num_examples, rng.random())[None]
-        for name, split in pool.splits.items()
+        for name, split in pools.splits.items()
     }
     fill_small(counts["train"], min_size)
-    return deal(pool, counts, rng)
+    return deal(pools, counts, rng)

@@ -143,6 +143,82 @@ def test_ready_windows(tmp_path, target, expected):
     assert data.train.examples["x"][1].tolist() == [1, 2, 3, 4, 5, -1, -2, -3, -4, -5]
 
 
+def test_the_hourly_table_of_the_course_has_its_rows_in_any_order(tmp_path):
+    rows = [
+        f"60.5,25,2023-12-28 {hour:02d}:00:00,{sign * hour / 2},{name}\n"
+        for name, sign in (("B", 1), ("A", -1))
+        for hour in range(6)
+    ]
+    order = np.random.default_rng(0).permutation(len(rows))
+    header = "Latitude,Longitude,Timestamp,temp,name\n"
+    path = tmp_path / "course.csv"
+    data = load(path, header + "".join(rows[i] for i in order), window=4)
+    assert data.client_ids == ("A", "B")
+    assert data.train.client(0)["x"].tolist() == [
+        [0, -0.5, -1, -1.5],
+        [-0.5, -1, -1.5, -2],
+    ]
+    assert data.train.client(1)["y"].tolist() == [2, 2.5]
+    np.testing.assert_array_equal(fmi.coordinates(path, ["A"]), [[60.5, 25]])
+
+
+def test_windows_as_lists_are_those_in_columns(tmp_path):
+    text = "Name,Latitude,Longitude,Tmax,Tmin,y_Tmax,y_Tmin\n"
+    for line in WINDOWS.splitlines()[1:]:
+        name, lat, lon, *lags, y_tmax, y_tmin = line.split(",")
+        tmax, tmin = (f'"[{", ".join(part)}]"' for part in (lags[:5], lags[5:]))
+        text += f"{name},{lat},{lon},{tmax},{tmin},{y_tmax},{y_tmin}\n"
+    for target in ("tmax", "tmin"):
+        options = {"window": 5, "target": target, "test_fraction": 0.5}
+        lists = load(tmp_path / "lists.csv", text, **options)
+        columns = load(tmp_path / "columns.csv", WINDOWS, **options)
+        for name, split in columns.splits.items():
+            for key, values in split.examples.items():
+                np.testing.assert_array_equal(lists.splits[name].examples[key], values)
+    places = fmi.coordinates(tmp_path / "lists.csv", ["B", "A"])
+    np.testing.assert_array_equal(places, [[60, 25], [np.nan] * 2])
+    for wrong in ("[0, 0, 0, 0]", "0, 0, 0, 0, 0", "[0, 0, 0, 0, x]"):
+        with pytest.raises(DataFileError, match="line 4, column 'Tmax': expected a"):
+            load(
+                tmp_path / "lists.csv", text.replace("[0, 0, 0, 0, 0]", wrong), window=5
+            )
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["Station,lat,lon\nB,60.1,25.2\n", "station_id,station,lat,lon\n7,B,60.1,25.2\n"],
+)
+def test_tables_of_stations_say_where_they_are(tmp_path, content):
+    path = tmp_path / "stations.csv"
+    path.write_text(content, encoding="utf-8")
+    np.testing.assert_array_equal(fmi.coordinates(path, ["B"]), [[60.1, 25.2]])
+
+
+@pytest.mark.parametrize("gap", [True, False])
+def test_the_error_says_the_longest_window_that_fits(tmp_path, gap):
+    # Five days, as in the course's exercise; or six, of which the first has a gap.
+    first = 1 if gap else 0
+    rows = [
+        f"A,60,25,2026-01-{day:02d},{'' if day == first else day},{-day}\n"
+        for day in range(1, 6 + first)
+    ]
+    path = tmp_path / "five.csv"
+    content = "station,lat,lon,day,tmax,tmin\n" + "".join(rows)
+    with pytest.raises(DataFileError, match="more than 5; window can be 4 at most"):
+        load(path, content, window=5)
+    data = load(path, content, window=4)
+    assert data.train.examples["y"].tolist() == [5 + first]
+    with pytest.raises(DataFileError, match="no window fits"):
+        load(path, "station,day,tmax,tmin\nA,2026-01-01,1,2\n", window=1)
+
+
+def test_hidden_files_of_a_folder_are_not_read(tmp_path):
+    (tmp_path / "a.csv").write_text(site("A"), encoding="utf-8")
+    (tmp_path / "._a.csv").write_bytes(b"\0\5\x16\7")
+    (tmp_path / "._a.csv.gz").write_bytes(b"\0\5\x16\7")
+    assert fmi.load(tmp_path, window=2).client_ids == ("A",)
+
+
 def test_features_are_standardised_with_train_rows(tmp_path):
     path = tmp_path / "a.csv"
     raw = load(path, site(values=(1, 5, 2, 8, 3, 9)), test_fraction=0.5)

@@ -84,6 +84,12 @@ def test_sample_of_shakespeare(sample):
 # The families.
 
 
+def test_hidden_files_beside_the_data_are_not_read(tmp_path):
+    for path in write_both(tmp_path, {"f1_00": (images(0.25), [10])}):
+        path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7 of macOS")
+    assert leaf.femnist(tmp_path).client_ids == ("f1_00",)
+
+
 def test_femnist_is_inverted_and_users_of_all_files_are_sorted(tmp_path):
     write_both(tmp_path, {"f2_00": (images(1.0, 0), [61, 0])})
     write_both(tmp_path, {"f1_00": (images(0.25), [10])}, number=1)
@@ -249,7 +255,7 @@ def test_wrong_members(tmp_path, members, problem):
     ("content", "problem"),
     [
         (b"", "damaged"),
-        (b"[]", "expected one object"),
+        (b"[]", "expected an object"),
         (b"\xff", "damaged"),
         (b"[" * 100_000, "damaged"),
         (b'{"users": [NaN]}', "NaN is not JSON"),

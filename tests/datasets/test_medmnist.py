@@ -8,7 +8,7 @@ import pytest
 from tests.datasets.mutations import survives
 
 from fedjax_core.data.readers.files import DataFileError
-from fedjax_core.datasets import medmnist
+from fedjax_core.datasets import medmnist, partition
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "pneumoniamnist"
 SIZES = {"train": 4, "val": 2, "test": 3}
@@ -93,6 +93,18 @@ def test_chest_labels_are_0_or_1(tmp_path):
         DataFileError, match=r"'test_labels': .* 0 to 1, found 2 at row 1"
     ):
         medmnist.load(tmp_path, "chestmnist", complete=False)
+
+
+def test_chest_images_go_to_clients_by_one_finding_or_by_none(tmp_path):
+    np.savez(tmp_path / "chestmnist.npz", **arrays("chestmnist"))  # pyright: ignore
+    dataset = medmnist.load(tmp_path, "chestmnist", complete=False)
+    for data in (
+        partition.dirichlet(dataset, 2, 1.0, label=("y", 3)),
+        partition.iid(dataset, 2),
+    ):
+        for name, split in data.splits.items():
+            rows = [tuple(y) for y in split.examples["y"]]
+            assert sorted(rows) == sorted(tuple(y) for y in dataset.splits[name]["y"])
 
 
 def test_counts_and_md5(tmp_path, monkeypatch):

@@ -268,9 +268,16 @@ def test_the_real_images(real):
         np.testing.assert_array_equal(split["y"], labels)
 
 
-def test_the_real_writers(real):
-    train = mnist.load_by_writer(real)
-    test = mnist.load_by_writer(real, "test")
+@pytest.fixture(scope="module")
+def by_writer():
+    """Part -> the real images of its writers."""
+    if not REAL.is_dir():
+        pytest.skip("shared/data/mnist_by_writer is absent")
+    return {part: mnist.load_by_writer(REAL, part) for part in ("train", "test")}
+
+
+def test_the_real_writers(real, by_writer):
+    train, test = by_writer.values()
     assert (train.num_clients, test.num_clients) == (539, 297)
     assert not {*train.client_ids} & {*test.client_ids}
     for data, smallest, median, largest in ((train, 19, 116, 131), (test, 8, 21, 130)):
@@ -296,7 +303,7 @@ def test_the_real_writers(real):
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_the_real_writers_from_idx(tmp_path, real, part):
+def test_the_real_writers_from_idx(tmp_path, real, by_writer, part):
     # Original files, but for the training images and QMNIST's labels of the test part.
     with np.load(real / "mnist_by_writer.npz", allow_pickle=False) as arrays:
         rows = np.zeros((60_000, 8), np.int32)
@@ -307,7 +314,7 @@ def test_the_real_writers_from_idx(tmp_path, real, part):
             idx_files.write(tmp_path / "train-images-idx3-ubyte", arrays["x_train"])
     for file in real.glob("*-idx*.gz"):
         (tmp_path / file.name).symlink_to(file)
-    a, b = (mnist.load_by_writer(path, part) for path in (tmp_path, real))
+    a, b = mnist.load_by_writer(tmp_path, part), by_writer[part]
     assert a.client_ids == b.client_ids
     for name in a.splits:
         np.testing.assert_array_equal(a.splits[name].offsets, b.splits[name].offsets)

@@ -5,7 +5,6 @@ code is right.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -42,7 +41,9 @@ def same(a, b):
 
 
 def test_network_linear_has_the_moments_of_the_model():
-    data = networks.network_linear(KEY, builders.chain(3), 2000, W_TRUE, 0.5)
+    graph = builders.chain(3)
+    draw = jax.jit(lambda key: networks.network_linear(key, graph, 2000, W_TRUE, 0.5))
+    data = draw(KEY)
     assert data.X.shape == (3, 2000, 2)
     assert data.y.shape == data.mask.shape == (3, 2000)
     assert data.mask.all()
@@ -61,13 +62,16 @@ def test_network_linear_has_the_moments_of_the_model():
 def test_networks_are_reproducible_and_map_over_keys():
     graph = builders.chain(3)
     data = networks.network_linear(KEY, graph, 4, W_TRUE, 0.5)
-    assert same(data, networks.network_linear(KEY, graph, 4, W_TRUE, 0.5))
-    other = jax.random.key(1)
-    assert not same(data, networks.network_linear(other, graph, 4, W_TRUE, 0.5))
-    many = jax.jit(
+    draw = jax.jit(
         jax.vmap(lambda key: networks.network_linear(key, graph, 4, W_TRUE, 0.5))
-    )(jnp.stack([KEY, other]))
-    np.testing.assert_allclose(many.y[0], data.y, rtol=1e-5)
+    )
+    many = draw(jax.random.split(KEY, 3).at[:2].set(KEY))
+    first, again, other = (
+        networks.LinearNodes(*row) for row in zip(*many, strict=True)
+    )
+    assert same(first, again)
+    assert not same(first, other)
+    np.testing.assert_allclose(first.y, data.y, rtol=1e-5)
 
 
 def test_common_parameters_ragged_nodes_and_given_noise():
@@ -86,7 +90,7 @@ def test_common_parameters_ragged_nodes_and_given_noise():
         drawn = networks.network_linear(KEY, graph, 3, W_TRUE[0], 0.5)
         np.testing.assert_allclose(both.y, drawn.y + 1, atol=1e-12)
         # Without noise GTVMin finds the model, whatever alpha.
-        exact = networks.network_linear(KEY, graph, [2, 4, 3], W_TRUE[0])
+        exact = networks.network_linear(KEY, graph, [1, 2, 3], W_TRUE[0])
         Q, q, _ = oracles.least_squares_statistics(exact.X, exact.y, exact.mask)
         W = gtvmin.closed_form(graph, Q, q, 2.0)
         np.testing.assert_allclose(W, exact.w_true, rtol=1e-9)
@@ -123,7 +127,8 @@ def test_clustered_linear_is_dense_inside_and_one_model_per_cluster():
 
 def test_two_class_means_are_normal_around_their_class():
     m = np.repeat([4, 16], 500)
-    found = networks.two_class_means(KEY, m, (300, 700))
+    draw = jax.jit(lambda key: networks.two_class_means(key, m, (300, 700)))
+    found = draw(KEY)
     label = np.repeat([-1.0, 1.0], [300, 700])
     np.testing.assert_array_equal(found.label, label)
     assert found.x.shape == found.mask.shape == (1000, 16)
@@ -132,22 +137,25 @@ def test_two_class_means_are_normal_around_their_class():
     assert_standard_normal((found.x - label[:, None])[np.asarray(found.mask)])
     assert_standard_normal((found.means - label) * np.sqrt(m))
     np.testing.assert_allclose(found.means[:500], found.x[:500, :4].mean(1), rtol=1e-4)
-    assert same(found, networks.two_class_means(KEY, m, (300, 700)))
-    assert not same(found.x, networks.two_class_means(jax.random.key(1), m, (300, 700)))
+    assert same(found, draw(KEY))
+    assert not same(found.x, draw(jax.random.key(1)).x)
 
 
-def test_exercise_7_1_on_drawn_classes():
+@pytest.mark.parametrize(
+    ("m", "expected", "rounding"), [(5, 0.12, 0.005), (50, 0.05, 0.0005)]
+)
+def test_exercise_7_1_on_drawn_classes(m, expected, rounding):
     """Of all nodes 0.12 get a wrong neighbour for m = 5, and 0.050 for m = 50."""
-    for m, expected, rounding in ((5, 0.12, 0.005), (50, 0.05, 0.0005)):
-        wrong = []
-        for seed in range(200):
-            found = networks.two_class_means(jax.random.key(seed), m)
-            label = np.asarray(found.label)
-            choices = builders.ranked_choices(found.means, seed=seed)
-            wrong.append((label[choices] != label[:, None]).any(1).mean())
-        # 3.9 standard errors, and the rounding of what is expected.
-        error = 3.9 * np.std(wrong, ddof=1) / np.sqrt(len(wrong)) + rounding
-        assert abs(np.mean(wrong) - expected) < error
+    keys = jax.vmap(jax.random.key)(np.arange(200))
+    found = jax.jit(jax.vmap(lambda key: networks.two_class_means(key, m)))(keys)
+    label = np.asarray(found.label[0])
+    wrong = []
+    for seed, means in enumerate(np.asarray(found.means)):
+        choices = builders.ranked_choices(means, seed=seed)
+        wrong.append((label[choices] != label[:, None]).any(1).mean())
+    # 3.9 standard errors, and the rounding of what is expected.
+    error = 3.9 * np.std(wrong, ddof=1) / np.sqrt(len(wrong)) + rounding
+    assert abs(np.mean(wrong) - expected) < error
 
 
 @pytest.mark.parametrize(
@@ -161,9 +169,9 @@ def test_exercise_7_1_on_drawn_classes():
         (lambda g: (g, 2, 1.0), ValueError, "w_true must have shape"),
         (lambda g: (g, 2, np.array([np.nan, 1])), ValueError, "w_true must be finite"),
         (lambda g: (g, 2, W_TRUE, -1.0), ValueError, "noise_std must be >= 0"),
-        (lambda g: (g, 2, W_TRUE, 0.0, np.ones(3)), ValueError, "noise must have"),
+        (lambda g: (g, 4, W_TRUE, 0.0, np.ones(3)), ValueError, "noise must have"),
         (
-            lambda g: (g, 1, W_TRUE, 0.0, np.full((3, 1), np.inf)),
+            lambda g: (g, 4, W_TRUE, 0.0, np.full((3, 4), np.inf)),
             ValueError,
             "noise must be finite",
         ),

@@ -73,7 +73,7 @@ def accepted(split, dataset, num_clients, seed, u):
 
 
 @pytest.mark.parametrize("split", ALL.values(), ids=ALL)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(datasets(), st.integers(1, 20), seeds, st.floats(0, 1))
 def test_every_example_of_every_split_goes_to_one_client(
     split, dataset, num_clients, seed, u
@@ -86,7 +86,7 @@ def test_every_example_of_every_split_goes_to_one_client(
 
 
 @pytest.mark.parametrize("split", ALL.values(), ids=ALL)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(datasets(), st.integers(1, 10), seeds, st.floats(0, 1))
 def test_class_counts_do_not_depend_on_the_order_of_rows(
     split, dataset, num_clients, seed, u
@@ -279,3 +279,81 @@ def test_what_is_no_dataset_is_refused():
     for split in (ALL | natural).values():
         with pytest.raises(TypeError, match=r"must be a Dataset\(.*, got a dict"):
             split(arrays, 3, 0, 0.5)  # pyright: ignore
+
+
+def several_labels(n_train=60, n_test=30):
+    """Three labels of 0.0 and 1.0 a row, as chestmnist has 14."""
+    rng = np.random.default_rng(0)
+    rows = np.split(np.arange(n_train + n_test), [n_train])
+    y = (rng.random((n_train + n_test, 3)) < [0.2, 0.5, 0.7]).astype(np.float32)
+    return Dataset(*({"id": i, "y": y[i]} for i in rows))
+
+
+LABELLED = {
+    "dirichlet": {"alpha": 0.5},
+    "dirichlet_by_client": {"alpha": 0.5},
+    "alternating_dirichlet": {"alpha": 0.5},
+    "pathological": {},
+    "classes_per_client": {"num_classes": 1},
+    "balancedness": {"gamma": 0.9, "classes_per_client": 1},
+    "label_swap": {"num_clusters": 1},
+    "label_permutation": {"num_clusters": 2},
+}
+
+
+def without_clusters(partitioned) -> FederatedData:
+    is_clustered = isinstance(partitioned, partition.Clustered)
+    return partitioned.data if is_clustered else partitioned
+
+
+@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("column", [0, 2])
+def test_a_column_of_several_labels_decides_as_if_it_were_alone(name, column):
+    split, arguments = getattr(partition, name), LABELLED[name]
+    several = several_labels()
+    alone = Dataset(
+        *(
+            {"id": s["id"], "y": s["y"][:, column].astype(int)}
+            for s in (several.train, several.test)
+        )
+    )
+    a, b = (
+        without_clusters(split(dataset, 4, **arguments, seed=3, label=label))
+        for dataset, label in ((several, ("y", column)), (alone, "y"))
+    )
+    for one, other in zip(a.splits.values(), b.splits.values(), strict=True):
+        np.testing.assert_array_equal(one.offsets, other.offsets)
+        np.testing.assert_array_equal(one.examples["id"], other.examples["id"])
+        y = one.examples["y"]
+        assert (y.dtype, y.shape[1]) == (np.float32, 3)
+        np.testing.assert_array_equal(y[:, column], other.examples["y"])
+        others = [c for c in range(3) if c != column]
+        whole = np.concatenate([several.train["y"], several.test["y"]])
+        np.testing.assert_array_equal(
+            y[:, others], whole[one.examples["id"]][:, others]
+        )
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_several_labels_without_a_choice_say_how_to_choose(name):
+    split, arguments = getattr(partition, name), LABELLED[name]
+    with pytest.raises(
+        ValueError, match=r"y must be one .*\(60, 3\).*label=\('y', 0\)"
+    ):
+        split(several_labels(), 4, **arguments)
+    with pytest.raises(ValueError, match=r"column of y must be in \[0, 2\], got 3"):
+        split(several_labels(), 4, **arguments, label=("y", 3))
+    with pytest.raises(ValueError, match="y must be one label per row, got shape"):
+        split(make_dataset([0, 1, 1], [0]), 2, **arguments, label=("y", 0))
+
+
+def test_partitioners_that_read_no_labels_take_several_of_them():
+    dataset = several_labels()
+    for data in (
+        partition.iid(dataset, 4),
+        partition.contiguous(dataset, 4),
+        partition.log_normal(dataset, 4, 0.5),
+        partition.balancedness(dataset, 4, 0.9),
+        partition.domains({"a": dataset}, 4).data,
+    ):
+        assert_exact_cover(data, dataset)

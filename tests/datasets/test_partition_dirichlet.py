@@ -18,7 +18,7 @@ from tests.datasets.partition_helpers import (
 )
 
 from fedjax_core.datasets import digits, partition
-from fedjax_core.datasets.partition._alternating_dirichlet import shares
+from fedjax_core.datasets.partition._dirichlet import equal_shares
 
 THREE = [
     partition.dirichlet,
@@ -161,7 +161,7 @@ def test_the_first_client_draws_from_a_dirichlet_over_classes(alpha, prior: Any)
     # sum A and m = a_k / A, mean m and variance m (1 - m) (s + A) / (s (1 + A)). It is
     # exact as long as no class is used up, so for the first client. Bounds are 5
     # standard errors, the variance's from the samples: 24 comparisons.
-    totals, num_clients, repeats = np.array([150, 300, 450, 600]), 30, 1500
+    totals, num_clients, repeats = np.array([50, 100, 150, 200]), 10, 500
     dataset = make_dataset(np.repeat(np.arange(4), totals))
     size = totals.sum() // num_clients
     assert size <= totals.min()
@@ -211,7 +211,7 @@ def test_rows_and_columns_of_the_shares_have_their_sums(
 ):
     for seed in range(5):
         rng = np.random.default_rng(seed)
-        p = shares(rng, num_clients, alpha, np.full(num_classes, 500))
+        p = equal_shares(rng, num_clients, alpha, np.full(num_classes, 500))
         assert np.abs(p.sum(axis=1) - num_classes / num_clients).max() < 1e-9
         assert np.abs(p.sum(axis=0) - 1).max() < 1e-12
         assert p.min() >= 0
@@ -226,14 +226,14 @@ def test_the_largest_class_of_a_client_has_the_published_share(
     drawn = []
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        p = shares(rng, num_clients, alpha, np.full(num_classes, 500))
+        p = equal_shares(rng, num_clients, alpha, np.full(num_classes, 500))
         drawn.append((p.max(axis=1) / p.sum(axis=1)).mean())
     assert abs(np.mean(drawn) - largest) < 2 * np.std(drawn) + 0.01
 
 
 def test_classes_of_unequal_size_give_clients_of_equal_size():
     totals = np.array([100, 900, 400, 50])
-    p = shares(np.random.default_rng(0), 20, 0.3, totals)
+    p = equal_shares(np.random.default_rng(0), 20, 0.3, totals)
     np.testing.assert_allclose(p @ totals, totals.sum() / 20, rtol=1e-9)
     dataset = make_dataset(np.repeat(np.arange(4), totals))
     sizes = partition.alternating_dirichlet(dataset, 20, 0.3).train.sizes

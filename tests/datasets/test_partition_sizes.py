@@ -14,22 +14,22 @@ from tests.datasets.partition_helpers import (
 
 from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import partition
-from fedjax_core.datasets.partition._balancedness import shares
+from fedjax_core.datasets.partition._sizes import geometric_shares
 
 
 def test_log_normal_sizes_are_log_normal():
-    # 4,000 examples per client: rounding is far below the spread. The logarithms minus
+    # 1,000 examples per client: rounding is far below the spread. The logarithms minus
     # their mean are normal with deviation sigma; Kolmogorov-Smirnov at 1e-3, with the
     # mean fitted and so conservative.
     for sigma in (0.3, 1.0):
-        n = np.arange(2_000_000, dtype=np.int32)
+        n = np.arange(500_000, dtype=np.int32)
         data = partition.log_normal(Dataset({"x": n}, {"x": n[:500]}), 500, sigma, 3)
         logs = np.log(data.train.sizes)
         assert (
             stats.kstest(logs - logs.mean(), stats.norm(scale=sigma).cdf).pvalue > 1e-3
         )
         assert abs(logs.std() - sigma) < 5 * sigma / np.sqrt(2 * 500)
-        assert np.abs(data.test.sizes - data.train.sizes / 4000).max() < 1  # pyright: ignore
+        assert np.abs(data.test.sizes - data.train.sizes / 1000).max() < 1  # pyright: ignore
 
 
 @settings(deadline=None)
@@ -51,17 +51,17 @@ def test_no_spread_means_equal_sizes():
 
 def test_balancedness_has_the_published_shares():
     # Sattler, derived values: rho_1 and rho_10 of 10, largest to smallest of 200.
-    rho = shares(10, 0.9)
+    rho = geometric_shares(10, 0.9)
     assert rho[0] == pytest.approx(0.1481805940, abs=5e-11)
     assert rho[9] == pytest.approx(0.0635339933, abs=5e-11)
-    rho = shares(200, 0.9)
+    rho = geometric_shares(200, 0.9)
     assert rho.max() / rho.min() == pytest.approx(181.0, abs=0.05)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 300), st.floats(0, 1, exclude_min=True))
 def test_balancedness_shares_fall_and_sum_to_one(num_clients, gamma):
-    rho = shares(num_clients, gamma)
+    rho = geometric_shares(num_clients, gamma)
     assert abs(rho.sum() - 1) < 1e-12
     assert np.all(np.diff(rho) <= 1e-17)
     assert rho.min() >= 0.1 / num_clients - 1e-15
@@ -86,7 +86,7 @@ def test_sizes_are_the_shares_rounded(dataset, num_clients, gamma, classes, seed
         return
     data = partition.balancedness(dataset, num_clients, gamma, classes, seed)
     assert_exact_cover(data, dataset)
-    expected = shares(num_clients, gamma) * totals.sum()
+    expected = geometric_shares(num_clients, gamma) * totals.sum()
     assert np.all(np.abs(data.train.sizes - expected) < 1 + 1e-9)
 
 

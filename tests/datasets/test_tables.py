@@ -35,12 +35,6 @@ def test_gaps_get_the_train_mean():
     )
 
 
-def test_one_hot():
-    np.testing.assert_array_equal(
-        tables.one_hot(np.array([2, 0]), 3), [[0, 0, 1], [1, 0, 0]]
-    )
-
-
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.6, 1.0])
 def test_every_client_holds_out_its_share(fraction):
     keys = np.array(["b"] * 8 + ["a"] * 20 + ["c"])

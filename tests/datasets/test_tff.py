@@ -197,19 +197,22 @@ def test_numbers_need_not_be_packed_and_unknown_fields_are_skipped():
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        (example(a=[1, 2])[:-1], "byte 0: field 1 ends at byte"),
-        (b"\x0a", "byte 1: a varint is cut off"),
-        (b"\x0b", "wire type 3"),
-        (b"\x0a" + b"\xff" * 10 + b"\x01", "more than 10 bytes"),
+        (example(a=[1, 2])[:-1], "damaged"),
+        (b"\x0a", "damaged"),
+        (b"\x0b", "damaged"),
+        (b"\x0a" + b"\xff" * 10 + b"\x01", "damaged"),
         (field(1, field(1, field(1, b"\xff"))), "not UTF-8"),
-        (field(1, field(1, field(2, field(2, field(1, b"abc"))))), "no float32"),
-        (field(1, field(1, field(2, field(3, field(1, b"\x80"))))), "cut off"),
-        (field(1, field(1, field(2, field(3, field(1, b"\x80" * 10 + b"\1"))))), "10"),
+        (field(1, field(1, field(2, field(2, field(1, b"abc"))))), "damaged"),
+        (field(1, field(1, field(2, field(3, field(1, b"\x80"))))), "damaged"),
+        (
+            field(1, field(1, field(2, field(3, field(1, b"\x80" * 10 + b"\1"))))),
+            "damaged",
+        ),
         (field(1, field(1, field(2, field(3, b"") + field(2, b"")))), "two lists"),
         (example(a=[1]) + example(a=[1]), "'a' occurs twice"),
     ],
 )
-def test_a_damaged_example_says_where(message, problem):
+def test_a_damaged_example_is_refused(message, problem):
     with pytest.raises(ValueError, match=problem):
         tf_example.parse(message)
 
@@ -620,7 +623,7 @@ def test_fuzz_hdf5(tmp_path, images):
     for split, clients in images.items():
         write_hdf5(tmp_path / f"fed_emnist_digitsonly_{split}.h5", clients)
     path = tmp_path / "fed_emnist_digitsonly_test.h5"
-    assert survives(path, lambda: tff.emnist(tmp_path, True), check_emnist) > 50
+    assert survives(path, lambda: tff.emnist(tmp_path, True), check_emnist, 80) > 20
 
 
 def test_fuzz_hdf5_of_texts(tmp_path):
@@ -634,12 +637,12 @@ def test_fuzz_hdf5_of_texts(tmp_path):
         assert x.shape == y.shape == (len(x), 80)
 
     path = tmp_path / "shakespeare_test.h5"
-    assert survives(path, lambda: tff.shakespeare(tmp_path), check) > 50
+    assert survives(path, lambda: tff.shakespeare(tmp_path), check, 80) > 20
 
 
 def test_fuzz_sqlite_and_its_examples(tmp_path, images):
     path = emnist_sqlite(tmp_path / "emnist_all.sqlite", images)
-    assert survives(path, lambda: tff.emnist(tmp_path, True), check_emnist) > 50
+    assert survives(path, lambda: tff.emnist(tmp_path, True), check_emnist, 80) > 20
 
 
 @pytest.mark.parametrize("format", [lzma.FORMAT_ALONE, lzma.FORMAT_XZ])
@@ -656,7 +659,7 @@ def test_fuzz_lzma(tmp_path, images, format):
         except DataFileError as error:
             raise DataFileError(path, error.where, str(error)) from error
 
-    assert survives(path, read, check_emnist) > 150
+    assert survives(path, read, check_emnist, 80) > 60
 
 
 def test_fuzz_tf_example(tmp_path):
