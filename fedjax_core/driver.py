@@ -117,6 +117,7 @@ def drive(
     config: dict[str, Any],
     client_ids: tuple[str, ...] = (),
     strict: bool = False,
+    broken: str = "the state is not finite",
 ) -> Result:
     """Runs a machine to the end; arguments as in `simulate`.
 
@@ -133,6 +134,7 @@ def drive(
       config: what else decides the numbers: recorded, and compared when resuming.
       client_ids: names of the clients, for those that are excluded.
       strict: raise where an update is not finite.
+      broken: what to say of a round after which the state is not finite.
     """
     check.positive_int(rounds=rounds)
     _check_callbacks(callbacks)
@@ -186,7 +188,11 @@ def drive(
                 _LOG.warning(
                     "round %d, seed %d: client %s excluded, its %s is not finite", *e
                 )
-            message = _refusal(done, seeds, metrics, finite, excluded, strict)
+            message = _refusal(done, seeds, metrics, excluded, strict)
+            if not message and not finite.all():
+                k, s = np.argwhere(~finite)[0]
+                round = done - len(finite) + k + 1
+                message = f"round {round}, seed {seeds[s]}: {broken}."
             if message:
                 error = NonFiniteUpdateError(message)
                 error.result = result()
@@ -250,32 +256,26 @@ def _refusal(
     done: int,
     seeds: Sequence[int],
     metrics: Mapping[str, np.ndarray],
-    finite: np.ndarray,
     excluded: list[Exclusion],
     strict: bool,
 ) -> str:
-    """Why a run can't go on after these rounds; empty where it can."""
-    first = done - len(finite) + 1
-    if excluded:
-        nobody = (metrics["valid_clients"] == 0) & (metrics["excluded_clients"] > 0)
-        lost = {(first + k, seeds[s]) for k, s in np.argwhere(nobody)}
-        for e in excluded:
-            where = f"round {e.round}, seed {e.seed}"
-            broken = f"the {e.stage} of client {e.client_id}"
-            if strict:
-                return f"{where}: {broken} is not finite."
-            if (e.round, e.seed) in lost:
-                return (
-                    f"every update of a cohort was excluded because it was not finite; "
-                    f"first at {where}: {broken}."
-                )
-    if finite.all():
+    """Why clients that these rounds excluded can't be passed over, or nothing."""
+    if not excluded:
         return ""
-    k, s = np.argwhere(~finite)[0]
-    return (
-        f"round {first + k}, seed {seeds[s]}: the model is not finite after the "
-        f"server's step, although every update that went into it is."
-    )
+    nobody = (metrics["valid_clients"] == 0) & (metrics["excluded_clients"] > 0)
+    first = done - len(nobody) + 1
+    lost = {(first + k, seeds[s]) for k, s in np.argwhere(nobody)}
+    for e in excluded:
+        where = f"round {e.round}, seed {e.seed}"
+        broken = f"the {e.stage} of client {e.client_id}"
+        if strict:
+            return f"{where}: {broken} is not finite."
+        if (e.round, e.seed) in lost:
+            return (
+                f"every update of a cohort was excluded because it was not finite; "
+                f"first at {where}: {broken}."
+            )
+    return ""
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from jax import lax
 from fedjax_core import random
 from fedjax_core.devices import Spec
 from fedjax_core.feed import Chunk
+from fedjax_core.loop import loop
 from fedjax_core.map import all_finite
 from fedjax_core.reduce import select
 from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree
@@ -118,17 +119,7 @@ class CompiledRounds:
                     cohort = jax.tree.map(lambda x: x[k], cohorts)
                     return one(state, key, cohort, examples, public)
 
-                def body(k, carry):
-                    state, metrics = step(k, carry[0])
-                    kept = jax.tree.map(lambda b, m: b.at[k].set(m), carry[1], metrics)
-                    return state, kept
-
-                rounds = cohorts.client_id.shape[0]
-                kept = jax.tree.map(
-                    lambda s: jnp.zeros((rounds, *s.shape), s.dtype),
-                    jax.eval_shape(lambda: step(0, state)[1]),
-                )
-                return lax.fori_loop(0, count, body, (state, kept))
+                return loop(step, state, count, cohorts.client_id.shape[0])
 
             by_seed = jax.tree.map(lambda x: x.swapaxes(0, 1), cohorts)
             state, kept = over_seeds(run, axis, len(seeds))(state, keys, by_seed)

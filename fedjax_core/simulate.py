@@ -150,6 +150,8 @@ def simulate(
         ),
         client_ids=data.client_ids,
         strict=strict,
+        broken="the model is not finite after the server's step, although every update "
+        "that went into it is",
     )
 
 
