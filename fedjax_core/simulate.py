@@ -34,6 +34,11 @@ from fedjax_core.rounds import CompiledRounds, initial_state
 from fedjax_core.run_dir import fingerprint
 from fedjax_core.types import Algorithm, Execution, Params, PyTree
 
+_BROKEN = (
+    "the model is not finite after the server's step, although every update that went "
+    "into it is"
+)
+
 
 def simulate(
     algorithm: Algorithm,
@@ -150,8 +155,7 @@ def simulate(
         ),
         client_ids=data.client_ids,
         strict=strict,
-        broken="the model is not finite after the server's step, although every update "
-        "that went into it is",
+        broken=_BROKEN,
     )
 
 
