@@ -158,7 +158,8 @@ def _columns(file: Path) -> dict[str, str]:
     first = files.read_bytes(file).split(b"\n", 1)[0]
     text = first.decode("utf-8-sig", errors="replace")
     header = [column.strip().strip('"') for column in text.split(",")]
-    return {_OTHER_NAMES.get(c.lower(), c.lower()): c for c in header}
+    spelled = {c.lower(): c for c in header}
+    return {_OTHER_NAMES.get(c, c): name for c, name in spelled.items()} | spelled
 
 
 def _read(

@@ -35,7 +35,7 @@ _HOW_TO_ADD = """\
    checked before anything is allocated, and nothing is unpickled.
 4. **Tests.** `tests/datasets/test_NAME.py` writes a small file in the format, byte by
    byte, and compares all of what `load` returns. `survives` of
-   `tests/datasets/mutations.py` reads it again after each of 200 random mutations.
+   `tests/datasets/mutations.py` reads it again after each of many random mutations.
 5. **Page.** `python docs/generate_datasets.py` writes the page of the data set and its
    row above. `tests/test_docs.py` fails while they are out of date.
 """

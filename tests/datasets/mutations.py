@@ -1,6 +1,6 @@
 """Random damage to files, for the tests of readers.
 
-A reader meets 200 damaged copies of a good file. Each must give a `DataFileError` or
+A reader meets many damaged copies of a good file. Each must give a `DataFileError` or
 data of the promised names, dtypes and consistent shapes: never another exception, never
 a hang. (Formats without checksums can't tell a changed pixel from a good one, so the
 values are not compared.)
