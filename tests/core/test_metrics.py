@@ -1,5 +1,8 @@
 """Metrics that are not means, and summaries over clients, against closed forms."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,3 +187,12 @@ def test_means_of_wide_floats_stay_wide(x64):
     mean = Mean.of(jnp.array([2.0**53, 1.0]), ones > 0) + Mean(ones[0], ones[0])
     assert mean.total.dtype == jnp.float64
     assert Mean.of(ones.astype(jnp.float16), ones > 0).total.dtype == jnp.float32
+
+
+def test_the_how_to_runs(capsys):
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    told: dict = {}
+    exec("\n".join(code).replace("rounds=20", "rounds=2"), told)
+    names = set(told["result"].evaluations)
+    assert {"test_served_ece_gini", "test_halved_mce_worst", "test_auroc_0"} <= names
