@@ -71,7 +71,7 @@ def check_strengths(name: str, alpha: PyTree) -> None:
         wrong = ~(np.isfinite(known) & (known >= 0))
         if wrong.any():
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} must be finite and >= 0, got "
+                f"{name}{jax.tree_util.keystr(path)} must be >= 0 and finite, got "
                 f"{known[wrong].flat[0]}."
             )
 
