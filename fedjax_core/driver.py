@@ -4,6 +4,7 @@ The same for cohorts of clients (`simulate`) and steps of a network (`networks.r
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import time
@@ -20,7 +21,7 @@ from fedjax_core.run_dir import RunDir
 from fedjax_core.types import PyTree
 
 _LOG = logging.getLogger("fedjax_core")
-_PER_CLIENT = ("_client_mean", "_client_p10")
+_SHOWN = 3  # evaluated metrics beside the bar
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -213,7 +214,7 @@ def drive(
                 done,
                 (done - started) / seconds,
                 {k: v[:, -1] for k, v in train.items() if k == "train_loss"}
-                | {k: v for k, v in values.items() if not k.endswith(_PER_CLIENT)},
+                | dict(itertools.islice(values.items(), _SHOWN)),
             )
             if stop:
                 break

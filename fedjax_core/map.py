@@ -210,7 +210,10 @@ def map_clients(
     client_state = jax.tree.map(
         lambda s, x: s.at[row].set(x, mode="drop"), client_state, new
     )
-    metrics = metrics_lib.values(metrics_lib.total(client_metrics)) | {
+    with jax.debug_nans(False):  # NaN says that there was nothing to average
+        metrics = metrics_lib.values(metrics_lib.total(client_metrics))
+        client_metrics = metrics_lib.values(client_metrics)
+    metrics |= {
         "valid_clients": valid.sum(),
         "num_examples": jnp.where(valid, cohort.num_examples, 0).sum(),
         "excluded_clients": (failure > 0).sum(),
@@ -223,7 +226,7 @@ def map_clients(
         treedef.unflatten(results),
         client_state,
         metrics,
-        metrics_lib.values(client_metrics),
+        client_metrics,
         failure,
         valid,
     )

@@ -190,7 +190,7 @@ def test_means_of_wide_floats_stay_wide(x64):
 
 
 def test_the_how_to_runs(capsys):
-    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "measure-a-run.md"
     code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
     told: dict = {}
     exec("\n".join(code).replace("rounds=20", "rounds=2"), told)
