@@ -10,10 +10,10 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Section 6.3 and Exercise 6.1.
 """
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from fedjax_core.arrays import as_mask
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics
 
 
@@ -31,8 +31,7 @@ def sum_of_squares(
       ValueError: as `oracles.least_squares_statistics`, but a node may be empty.
     """
     stats = least_squares_statistics(X, y, mask, allow_empty=True)
-    size = jnp.asarray(mask, bool).sum(1) if mask is not None else np.shape(y)[1]
-    size = jnp.broadcast_to(size, stats.c.shape).astype(stats.c.dtype)
+    size = as_mask("mask", mask, np.shape(y)).sum(1).astype(stats.c.dtype)
     return Quadratic(
         size[:, None, None] * stats.Q, size[:, None] * stats.q, size * stats.c
     )

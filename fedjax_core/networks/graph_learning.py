@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from scipy import sparse
 from scipy.optimize import linprog
 
 from fedjax_core import check
+from fedjax_core.arrays import as_mask, is_known
 from fedjax_core.networks.builders import check_distance
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.oracles import Losses
@@ -59,10 +59,10 @@ def label_counts(
     """
     if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
         raise TypeError(f"labels must be ints, got dtype {jnp.result_type(labels)}.")
-    if not isinstance(labels, Tracer) and not isinstance(mask, Tracer):
+    exists = as_mask("mask", mask, np.shape(labels))
+    if is_known(labels, exists):
         known = np.asarray(labels)
-        wrong = (known < 0) | (known >= num_classes)
-        wrong &= True if mask is None else np.asarray(mask, bool)
+        wrong = ((known < 0) | (known >= num_classes)) & np.asarray(exists)
         if wrong.any():
             i, r = np.argwhere(wrong)[0]
             raise ValueError(
@@ -70,9 +70,7 @@ def label_counts(
                 f"{r} of node {i}."
             )
     hits = jax.nn.one_hot(labels, num_classes, dtype=jnp.int32)
-    if mask is not None:
-        hits *= jnp.asarray(mask, jnp.int32)[..., None]
-    return hits.sum(1)
+    return (hits * exists[..., None]).sum(1)
 
 
 def label_shares(counts: ArrayLike) -> jax.Array:
@@ -132,11 +130,9 @@ def mean_code(
       mask: bool ``[n, m]``, the data points that exist. A node without any has code 0.
     """
     codes = jax.vmap(encode)(X)
-    if mask is None:
-        return codes.mean(1)
-    mask = jnp.asarray(mask, bool)
-    total = jnp.where(mask[..., None], codes, 0).sum(1)
-    return total / jnp.maximum(mask.sum(1, keepdims=True), 1)
+    exists = as_mask("mask", mask, codes.shape[:2])
+    total = jnp.where(exists[..., None], codes, 0).sum(1)
+    return total / jnp.maximum(exists.sum(1, keepdims=True), 1)
 
 
 def linear_encoder(
@@ -157,7 +153,7 @@ def linear_encoder(
     X = np.asarray(X)
     check.positive_int(size=size)
     check.in_range(1, X.shape[2], size=size)
-    rows = X.reshape(-1, X.shape[2]) if mask is None else X[np.asarray(mask, bool)]
+    rows = X[np.asarray(as_mask("mask", mask, X.shape[:2]))]
     centre = rows.mean(0)
     basis = np.linalg.eigh((rows - centre).T @ (rows - centre))[1][:, ::-1][:, :size]
 

@@ -86,7 +86,7 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
         drowned = values[1] < 1e-4 * values[-1]
         second = _weak_second(A.toarray()) if drowned else float(values[1])
         return Extremes(second, float(values[-1]))
-    L = sparse.diags_array(deg, format="csc") - A.tocsc()
+    L: Any = sparse.diags_array(deg, format="csc") - A.tocsc()
 
     def centred(f):
         def product(v):
@@ -116,7 +116,7 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
         if graph.num_edges <= 1.1 * n:  # a tree or close to one
             tries.reverse()
         for make, most in tries:
-            operator: Any = LinearOperator((n, n), matvec=make(), dtype=np.float64)
+            operator = LinearOperator((n, n), matvec=make(), dtype=float)  # pyright: ignore[reportCallIssue]
             options: Any = {"v0": start, "tol": tol, "maxiter": most, "ncv": 40}
             try:
                 found = eigsh(
