@@ -19,10 +19,13 @@ from fedjax_core.types import PyTree
 
 
 def as_float(x: ArrayLike) -> jax.Array:
-    """An array of floats; ints become the default float type."""
-    x = jnp.asarray(x)
-    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    return x if inexact else x.astype(jnp.result_type(float))
+    """An array of floats, known if it was; ints become the default float type."""
+    # Inside jit NumPy's arrays would become traced.
+    known = is_known(*jax.tree.leaves(x))
+    with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+        x = jnp.asarray(x)
+        inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+        return x if inexact else x.astype(jnp.result_type(float))
 
 
 def check_finite(**arrays: ArrayLike) -> None:

@@ -21,7 +21,7 @@ from fedjax_core.run_dir import RunDir
 from fedjax_core.types import PyTree
 
 _LOG = logging.getLogger("fedjax_core")
-_SHOWN = 3  # evaluated metrics beside the bar
+_SHOWN = 2  # evaluated metrics beside the bar
 
 
 class NonFiniteUpdateError(RuntimeError):

@@ -425,7 +425,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
     # As pandas and NumPy 2 hold text.
     text = array.dtype.kind in "OT" and all(isinstance(x, str) for x in array.flat)
     if text and array.size:
-        return array.astype(str)
+        return np.array(array.tolist())  # which NumPy's StringDType can't be cast to
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     return array

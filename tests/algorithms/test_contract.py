@@ -40,7 +40,6 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
         FEDAVG, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
     ),
     "scaffold": lambda loss: scaffold.make(SCAFFOLD, loss),
-    "scaffold, top-k": lambda loss: scaffold.make(SCAFFOLD, loss, transform=top_k(0.3)),
     "scaffold, clipped and noisy": lambda loss: scaffold.make(
         SCAFFOLD, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
     ),

@@ -165,6 +165,7 @@ def test_a_run_records_what_the_algorithm_is_made_of():
         "server_optimizer": "sgd",
         "transform": "chain(clip(0.5), clip(0.25))",
         "reduce": "gaussian_mean(2.0, 10)",
+        "downlink": "none",
     }
     assert stack().name == "custom"
 

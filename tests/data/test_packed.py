@@ -340,6 +340,7 @@ def test_text_of_any_kind_is_text():
     given = ["a", "ü", "bcd"]
     for text in (
         np.array(given, object),
+        np.array(given, np.dtypes.StringDType()),
         pandas.Series(given),
         pandas.Series(given).to_numpy(),
         pandas.Series(given, dtype="string"),

@@ -216,7 +216,7 @@ def test_what_is_there_is_not_overwritten(tmp_path):
 
 BUILDER = """
 import sys, numpy as np
-from fedjax_core import store
+from fedjax_core.data import store
 
 def clients():
     for i in range(10**9):

