@@ -4,7 +4,6 @@ The same for cohorts of clients (`simulate`) and steps of a network (`networks.r
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import time
@@ -214,7 +213,8 @@ def drive(
                 done,
                 (done - started) / seconds,
                 {k: v[:, -1] for k, v in train.items() if k == "train_loss"}
-                | dict(itertools.islice(values.items(), _SHOWN)),
+                # The plainest names are those of pooled metrics.
+                | {k: values[k] for k in sorted(values, key=len)[:_SHOWN]},
             )
             if stop:
                 break
