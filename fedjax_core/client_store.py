@@ -27,24 +27,29 @@ class HostStore:
             lambda x: np.repeat(np.asarray(x)[:, None], num_clients, axis=1), one
         )
 
-    def gather(self, chunk: Chunk) -> PyTree:
-        """The states of the chunk's single round by slot, ``[S, C, ...]``."""
+    def gather(self, chunk: Chunk, seeds: slice) -> PyTree:
+        """The states of the chunk's single round by slot, ``[seeds, C, ...]``."""
         slots = chunk.cohorts.client_id.shape[-1]
 
         def take(rows: np.ndarray) -> np.ndarray:
+            rows = rows[seeds]
             out = np.zeros((rows.shape[0], slots, *rows.shape[2:]), rows.dtype)
-            for s, ids in enumerate(chunk.client_ids[0]):
+            for s, ids in enumerate(chunk.client_ids[0][seeds]):
                 out[s, : len(ids)] = rows[s, ids]
             return out
 
         return jax.tree.map(take, self.rows)
 
-    def scatter(self, chunk: Chunk, states: PyTree) -> None:
-        """Writes the round's states back; those of excluded clients are unchanged."""
+    def scatter(self, chunk: Chunk, states: PyTree, first: int) -> None:
+        """Writes the round's states back, of seeds from `first` on.
+
+        Those of excluded clients are unchanged.
+        """
 
         def put(rows: np.ndarray, new: Any) -> None:
             new = np.asarray(new)
-            for s, ids in enumerate(chunk.client_ids[0]):
-                rows[s, ids] = new[s, : len(ids)]
+            for s in range(len(new)):
+                ids = chunk.client_ids[0][first + s]
+                rows[first + s, ids] = new[s, : len(ids)]
 
         jax.tree.map(put, self.rows, states)

@@ -204,9 +204,11 @@ def drive(
             if recorder:
                 history.save(recorder)
             train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
-            report = Report(done, seeds, train, values, machine.state)
-            stops = [f(report) for f in callbacks]  # each of them is called
-            stop = any(stops)
+            stop = False
+            if callbacks:  # the state of several seeds has to be put together
+                report = Report(done, seeds, train, values, machine.state)
+                stops = [f(report) for f in callbacks]  # each of them is called
+                stop = any(stops)
             if recorder and (done % checkpoint_every == 0 or done == rounds or stop):
                 recorder.save(done, machine.snapshot())
             bar.update(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +24,8 @@ def seed_keys(seeds: Sequence[int]) -> Key:
     return jnp.stack([random.seed_key(seed) for seed in seeds])
 
 
-def over_seeds(f: Callable, axis: str, num_seeds: int) -> Callable:
-    """`f` over the leading axis of its arguments, in turn or side by side."""
+def over_seeds(f: Callable, num_seeds: int) -> Callable:
+    """`f` over the leading axis of its arguments, side by side."""
     if num_seeds == 1:
 
         def single(*args):
@@ -33,9 +33,45 @@ def over_seeds(f: Callable, axis: str, num_seeds: int) -> Callable:
             return jax.tree.map(lambda x: x[None], out)
 
         return single
-    if axis == "vmap":
-        return jax.vmap(f)
-    return lambda *args: lax.map(lambda xs: f(*xs), args)
+    return jax.vmap(f)
+
+
+def seeds_at_once(axis: str, num_seeds: int) -> int:
+    """How many seeds one call of a compiled program runs.
+
+    In turn, a program of one seed is called for each: within one program their states
+    would be copied into one array and out of it again.
+    """
+    if axis == "auto":
+        axis = "map" if jax.default_backend() == "cpu" else "vmap"
+    return 1 if axis == "map" else num_seeds
+
+
+def split_seeds(tree: PyTree, at_once: int) -> list[PyTree]:
+    """Leaves ``[S, ...]``, cut into parts of `at_once` seeds."""
+    num_seeds = len(jax.tree.leaves(tree)[0])
+    if num_seeds == at_once:
+        return [tree]
+    return [
+        jax.tree.map(lambda x, i=i: x[i : i + at_once], tree)
+        for i in range(0, num_seeds, at_once)
+    ]
+
+
+def joined_seeds(parts: list[PyTree]) -> PyTree:
+    """What `split_seeds` cut."""
+    if len(parts) == 1:
+        return parts[0]
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+
+
+def gathered(
+    parts: Sequence[Mapping[str, Any]], axis: int = 0
+) -> dict[str, np.ndarray]:
+    """Named values of parts of the seeds, with these along `axis`, on the host."""
+    return {
+        name: np.concatenate([part[name] for part in parts], axis) for name in parts[0]
+    }
 
 
 def initial_state(
@@ -80,7 +116,13 @@ def compiler_options() -> dict[str, str]:
 
 
 class CompiledRounds:
-    """Runs chunks of rounds, compiling once per shape of a chunk.
+    """Runs chunks of rounds for some of the seeds, compiling once per shape of a chunk.
+
+    Args:
+      algorithm: what a round does.
+      seeds: all of them, S.
+      how: blocks and devices.
+      at_once: how many of them a call runs.
 
     Attributes:
       compilations: how often it compiled.
@@ -88,7 +130,7 @@ class CompiledRounds:
     """
 
     def __init__(
-        self, algorithm: Algorithm, seeds: Sequence[int], how: Execution, axis: str
+        self, algorithm: Algorithm, seeds: Sequence[int], how: Execution, at_once: int
     ):
         self._keys = seed_keys(seeds)
         self.compilations, self.compile_seconds = 0, 0.0
@@ -113,8 +155,8 @@ class CompiledRounds:
                 new = select(idle, state, new)
             return new, metrics | {"finite_model": all_finite(new.params)}
 
-        def chunk(state, keys, cohorts, examples, public, count):
-            def run(state, key, cohorts):  # of one seed: its state is copied once
+        def chunk(state, keys, cohorts, examples, public, first_seed, count):
+            def run(state, key, cohorts):  # of one seed
                 def step(k, state):
                     cohort = jax.tree.map(lambda x: x[k], cohorts)
                     return one(state, key, cohort, examples, public)
@@ -122,7 +164,11 @@ class CompiledRounds:
                 return loop(step, state, count, cohorts.client_id.shape[0])
 
             by_seed = jax.tree.map(lambda x: x.swapaxes(0, 1), cohorts)
-            state, kept = over_seeds(run, axis, len(seeds))(state, keys, by_seed)
+            keys, by_seed = jax.tree.map(
+                lambda x: lax.dynamic_slice_in_dim(x, first_seed, at_once),
+                (keys, by_seed),
+            )
+            state, kept = over_seeds(run, at_once)(state, keys, by_seed)
             return state, jax.tree.map(lambda x: x.swapaxes(0, 1), kept)
 
         self._chunk = chunk
@@ -134,12 +180,17 @@ class CompiledRounds:
         )
 
     def __call__(
-        self, state: PyTree, chunk: Chunk, examples: PyTree, public: PyTree
+        self,
+        state: PyTree,
+        chunk: Chunk,
+        examples: PyTree,
+        public: PyTree,
+        first_seed: int = 0,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
-        """Runs a chunk; `state` is donated.
+        """Runs a chunk for seeds from `first_seed` on; their `state` is donated.
 
         Returns:
-          The new state and metrics of its rounds, ``[rounds, S, ...]``.
+          The new state and metrics of its rounds, ``[rounds, at_once, ...]``.
         """
         rounds = len(chunk.client_ids)
         args = (
@@ -148,6 +199,7 @@ class CompiledRounds:
             chunk.cohorts,
             examples,
             public,
+            jnp.int32(first_seed),
             jnp.int32(rounds),
         )
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # for debugging

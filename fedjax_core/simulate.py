@@ -30,7 +30,14 @@ from fedjax_core.models.model import Model
 from fedjax_core.own_models import compile_own_evaluation
 from fedjax_core.participation import Participation, Uniform
 from fedjax_core.result import Result
-from fedjax_core.rounds import CompiledRounds, initial_state
+from fedjax_core.rounds import (
+    CompiledRounds,
+    gathered,
+    initial_state,
+    joined_seeds,
+    seeds_at_once,
+    split_seeds,
+)
 from fedjax_core.run_dir import fingerprint
 from fedjax_core.types import Algorithm, Execution, Params, PyTree
 
@@ -228,16 +235,16 @@ class _Cohorts:
         eval_splits: tuple[str, ...],
         client_summaries: ClientSummaries,
     ):
-        if seeds_axis == "auto":
-            seeds_axis = "map" if jax.default_backend() == "cpu" else "vmap"
         self._execution = execution
         self._algorithm, self._data, self._model = algorithm, data, model
         self._on_host, self._eval_splits = feed == "host", eval_splits
         self._client_summaries = client_summaries
-        self._run = CompiledRounds(algorithm, seeds, execution, seeds_axis)
-        self._device_state, self._store = _initial(
+        self._at_once = seeds_at_once(seeds_axis, len(seeds))
+        self._run = CompiledRounds(algorithm, seeds, execution, self._at_once)
+        state, self._store = _initial(
             algorithm, model, params, data, seeds, execution.mesh, client_store
         )
+        self._states = split_seeds(state, self._at_once)  # without rows of the store
         self._feed = (HostFeed if self._on_host else ResidentFeed)(
             train=data.train,
             work=algorithm.work,
@@ -247,12 +254,12 @@ class _Cohorts:
             slot_state=self._store is not None,
         )
         if not self._on_host and self._store is None:
-            size = num_parameters(self._device_state.params) // len(seeds)
+            size = num_parameters(state.params) // len(seeds)
             self._feed = self._feed.with_chunks_for(size)
         # Before the first rounds, not after them.
         served = jax.eval_shape(
             lambda state: algorithm.model(jax.tree.map(lambda x: x[0], state)),
-            self._device_state,
+            state,
         )
         for split in filled_splits(data, eval_splits).values():
             check_evaluation(model.metrics, served, split, client_summaries)
@@ -272,20 +279,17 @@ class _Cohorts:
     @property
     def state(self) -> Any:
         """The state with all clients' rows, wherever they live."""
-        if self._store is None:
-            return self._device_state
-        return self._device_state._replace(clients=self._store.rows)
+        state = joined_seeds(self._states)
+        return (
+            state if self._store is None else state._replace(clients=self._store.rows)
+        )
 
     def snapshot(self) -> PyTree:
-        if self._store is None:
-            return {"state": self._device_state}
-        return {
-            "state": self._device_state._replace(clients=()),
-            "rows": self._store.rows,
-        }
+        state = {"state": joined_seeds(self._states)}
+        return state if self._store is None else state | {"rows": self._store.rows}
 
     def restore(self, snapshot: PyTree) -> None:
-        self._device_state = snapshot["state"]
+        self._states = split_seeds(snapshot["state"], self._at_once)
         if self._store is not None:
             self._store.rows = snapshot["rows"]
 
@@ -301,23 +305,37 @@ class _Cohorts:
         )
         public = ship(dict(self._data.public), mesh)
         for chunk in Prefetch(self._feed, spans):
-            state = self._device_state
-            if store is not None:
-                state = state._replace(clients=ship(store.gather(chunk), mesh))
-            state, metrics = self._run(state, chunk, examples, public)
-            if store is not None:
-                store.scatter(chunk, state.clients)
-            self._device_state = state
-            yield metrics, chunk.client_ids
+            metrics = []
+            for i in range(len(self._states)):
+                state, first = self._states[i], i * self._at_once
+                if store is not None:
+                    rows = store.gather(chunk, slice(first, first + self._at_once))
+                    state = state._replace(clients=ship(rows, mesh))
+                state, part = self._run(state, chunk, examples, public, first)
+                if store is not None:
+                    store.scatter(chunk, state.clients, first)
+                    state = state._replace(clients=())
+                self._states[i] = state
+                metrics.append(part)
+            yield gathered(metrics, axis=1), chunk.client_ids
 
     def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        parts = [self._evaluate_part(i) for i in range(len(self._states))]
+        scalars, per_client = zip(*parts, strict=True)
+        return gathered(scalars), gathered(per_client)
+
+    def _evaluate_part(self, i: int) -> tuple[dict[str, Any], dict[str, Any]]:
         # Without the rows of clients, which would be cut into those of seeds.
-        state = self._device_state
+        state, rows = self._states[i], ()
         if hasattr(state, "clients"):
-            state = state._replace(clients=())
+            rows, state = state.clients, state._replace(clients=())
+        if self._store is not None:
+            first = i * self._at_once
+            seeds = slice(first, first + self._at_once)
+            rows = jax.tree.map(lambda x: x[seeds], self._store.rows)
         scalars, per_client = self._evaluate(self._served(state))
         if self._algorithm.own_models is not None:
-            own = self._evaluate_own(state, getattr(self.state, "clients", ()))
+            own = self._evaluate_own(state, rows)
             scalars, per_client = scalars | own[0], per_client | own[1]
         return scalars, per_client
 

@@ -12,7 +12,7 @@ import functools
 import os
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,14 @@ from fedjax_core.map import all_finite
 from fedjax_core.networks import asynchronous, operators
 from fedjax_core.networks.operators import Channel, Operator
 from fedjax_core.result import Result
-from fedjax_core.rounds import over_seeds, seed_keys
+from fedjax_core.rounds import (
+    gathered,
+    joined_seeds,
+    over_seeds,
+    seed_keys,
+    seeds_at_once,
+    split_seeds,
+)
 from fedjax_core.types import Key, Metrics, PyTree
 
 _LONGEST = 1000
@@ -146,10 +153,8 @@ class _Steps:
     execution = None
 
     def __init__(self, system: System, seeds: tuple[int, ...], axis: str):
-        if axis == "auto":
-            axis = "map" if jax.default_backend() == "cpu" else "vmap"
-        self._system, self._width = system, 1 if axis == "map" else len(seeds)
-        self._keys = self._blocks(seed_keys(seeds))
+        self._system, self._width = system, seeds_at_once(axis, len(seeds))
+        self._keys = split_seeds(seed_keys(seeds), self._width)
         self.compilations, self.compile_seconds = 0, 0.0
 
         def init(world, key):
@@ -160,14 +165,6 @@ class _Steps:
         self._states = list(map(start, self._worlds, self._keys))
         self._evaluate = jax.jit(self._by_seed(system.evaluate))
 
-    def _blocks(self, tree: PyTree) -> list[PyTree]:
-        """Leaves ``[S, ...]``, cut into blocks of seeds."""
-        num_seeds = len(jax.tree.leaves(tree)[0])
-        return [
-            jax.tree.map(lambda x, i=i: x[i : i + self._width], tree)
-            for i in range(0, num_seeds, self._width)
-        ]
-
     def _drawn(self) -> list[PyTree]:
         """Every block's world: leaves ``[seeds, ...]``, or those given."""
         world = self._system.world
@@ -177,7 +174,7 @@ class _Steps:
         def draw(key):
             return jax.tree.map(_array, world(random.stream(key, "world")))
 
-        return list(map(jax.jit(over_seeds(draw, "vmap", self._width)), self._keys))
+        return list(map(jax.jit(over_seeds(draw, self._width)), self._keys))
 
     def _by_seed(self, f: Callable) -> Callable:
         """``f(world, *args)`` for the seeds of a block, with args ``[seeds, ...]``."""
@@ -186,20 +183,20 @@ class _Steps:
             return jax.tree.map(_array, f(*args))
 
         if callable(self._system.world):
-            return over_seeds(one, "vmap", self._width)
+            return over_seeds(one, self._width)
         return lambda world, *args: over_seeds(
-            functools.partial(one, world), "vmap", self._width
+            functools.partial(one, world), self._width
         )(*args)
 
     @property
     def state(self) -> Any:
-        return jax.tree.map(lambda *blocks: jnp.concatenate(blocks), *self._states)
+        return joined_seeds(self._states)
 
     def snapshot(self) -> PyTree:
         return {"state": self.state}
 
     def restore(self, snapshot: PyTree) -> None:
-        self._states = self._blocks(snapshot["state"])
+        self._states = split_seeds(snapshot["state"], self._width)
 
     def longest(self) -> int:
         return _LONGEST
@@ -237,12 +234,12 @@ class _Steps:
             ]
             self._states = [states for states, _ in done]
             yield (
-                {k: x.T[:count] for k, x in _gathered(m for _, m in done).items()},
+                {k: x.T[:count] for k, x in gathered([m for _, m in done]).items()},
                 None,
             )
 
     def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        values = _gathered(map(self._evaluate, self._worlds, self._states))
+        values = gathered(list(map(self._evaluate, self._worlds, self._states)))
         return (
             {name: x for name, x in values.items() if x.ndim == 1},
             {name: x for name, x in values.items() if x.ndim > 1},
@@ -252,14 +249,6 @@ class _Steps:
 def _array(x: ArrayLike) -> jax.Array:
     """A number becomes an array of its type, as a checkpoint would give it back."""
     return jnp.asarray(x, jnp.result_type(x))
-
-
-def _gathered(blocks: Iterable[Metrics]) -> dict[str, np.ndarray]:
-    """Metrics of blocks of seeds as arrays ``[S, ...]`` on the host."""
-    blocks = list(blocks)
-    return {
-        name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]
-    }
 
 
 class State(NamedTuple):
