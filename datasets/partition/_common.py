@@ -223,7 +223,7 @@ def deal(
     pools: Pools, counts: Mapping[str, np.ndarray], rng: np.random.Generator
 ) -> FederatedData:
     """Gives client i ``counts[split][c, i]`` random rows of class c, in any order."""
-    dealt = {
+    dealt: dict[str, Any] = {
         name: _deal(split, pools.classes[name], counts[name], rng)
         for name, split in pools.splits.items()
     }

@@ -84,7 +84,7 @@ def test_bob_reads_alices_loss_from_fedgd(extra):
         w = seen[-1]
         gradient = 2 * loss.Q @ w + loss.q + 2 * alpha * weight * (w - w_bob)
         seen.append(w - eta * gradient)
-    gradients = attacks.fedgd_gradients(sent, seen, eta, alpha, weight)
+    gradients = attacks.fedgd_gradients(sent, np.stack(seen), eta, alpha, weight)
     points = np.stack(seen[:-1])
     np.testing.assert_allclose(gradients, 2 * points @ loss.Q + loss.q, atol=1e-10)
     close(attacks.from_gradients(points, gradients), loss)
@@ -115,7 +115,7 @@ def test_bob_finds_alice_among_stations():
             "sent must hold 3 affinely independent points for 2 parameters, got 2",
         ),
         (
-            lambda: attacks.from_gradients([[0, 0], [1, 1], [2, 2.0]], np.ones((3, 2))),
+            lambda: attacks.from_gradients(np.c_[:3, :3], np.ones((3, 2))),
             "points must hold 3 affinely independent",
         ),
         (

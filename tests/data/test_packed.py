@@ -345,25 +345,26 @@ def test_text_of_any_kind_is_text():
         pandas.Series(given).to_numpy(),
         pandas.Series(given, dtype="string"),
     ):
-        packed = Packed({"x": np.arange(3), "who": text}, [0, 3])
+        packed = Packed({"x": np.arange(3), "who": text}, np.array([0, 3]))
         assert packed.examples["who"].dtype.kind == "U"
         assert packed.examples["who"].tolist() == given
-        data = FederatedData(Packed({"x": np.arange(3)}, np.arange(4)), client_ids=text)
+        data = FederatedData(Packed({"x": np.arange(3)}, np.arange(4)), client_ids=text)  # type: ignore
         assert data.client_ids == tuple(given)
         grouped = sources.from_arrays({"x": np.arange(3), "client": text})
         assert grouped.client_ids == ("a", "bcd", "ü")
     with pytest.raises(TypeError, match="who must not hold Python objects"):
-        Packed({"who": np.array(["a", 1, None], object)}, [0, 3])
+        Packed({"who": np.array(["a", 1, None], object)}, np.array([0, 3]))
 
 
 def test_bytes_in_another_order_are_turned_and_masks_are_refused():
     packed = Packed(
-        {"x": np.arange(3, dtype=">f4"), "y": np.arange(3, dtype=">i4")}, [0, 3]
+        {"x": np.arange(3, dtype=">f4"), "y": np.arange(3, dtype=">i4")},
+        np.array([0, 3]),
     )
     assert [a.dtype.str for a in packed.examples.values()] == ["<f4", "<i4"]
     assert packed.examples["x"].tolist() == [0, 1, 2]
     masked = np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])
     with pytest.raises(TypeError, match="x must not be a masked array"):
-        Packed({"x": masked}, [0, 3])
+        Packed({"x": masked}, np.array([0, 3]))
     with pytest.raises(TypeError, match="x must not be a masked array"):
         FederatedData.from_lists([{"x": masked}])

@@ -193,7 +193,9 @@ def _read_plain(
         )
         out = {}
         for column, parse in fields.items():
-            texts = compute.utf8_trim_whitespace(table[str(header.index(column))])
+            texts = compute.call_function(
+                "utf8_trim_whitespace", [table[str(header.index(column))]]
+            )
             if parse is number:
                 out[column] = texts.cast(pa.float64()).to_numpy()
                 if not (np.abs(out[column]) <= _LARGEST).all():
