@@ -1,6 +1,7 @@
 """The repository layout, the installed layout and the direction of imports agree."""
 
 import ast
+import builtins
 import graphlib
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+import fedjax_core
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -73,6 +76,12 @@ def test_the_package_loads_no_network() -> None:
     assert not [
         name for name in loaded if name.startswith("fedjax_core.data.readers.c")
     ]
+
+
+def test_names_of_the_package_shadow_nothing() -> None:
+    names = set(fedjax_core.__all__)
+    assert not names & (sys.stdlib_module_names | set(dir(builtins)))
+    assert all(hasattr(fedjax_core, name) for name in names)
 
 
 def files() -> list[Path]:
