@@ -288,6 +288,8 @@ def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
       TypeError: a seed is no int.
       ValueError: a seed outside 0..2**32 - 1, twice, or none.
     """
+    if isinstance(seeds, np.ndarray):
+        seeds = seeds.tolist()
     seeds = tuple(seeds) if isinstance(seeds, Iterable) else (seeds,)
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):

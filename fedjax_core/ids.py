@@ -25,6 +25,8 @@ def check_ids(ids: Mapping[str, Ids], data: FederatedData) -> None:
                 piece = np.asarray(array[start : start + rows])
                 # Not a number is no id either.
                 wrong = ~((piece >= 0) & (piece < num))
+                if piece.dtype.kind == "f":
+                    wrong |= piece != np.floor(piece)
                 if missing is not None:
                     wrong &= piece != missing
                 if not wrong.any():

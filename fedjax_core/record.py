@@ -118,6 +118,14 @@ def _object(value: Any, where: str) -> Any:
     return _tagged(value, where, given)
 
 
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT = _Absent()
+
+
 def difference(old: Any, new: Any, where: str = "") -> tuple[str, Any, Any] | None:
     """Where two values of `to_json` first differ, and both there; None if nowhere.
 
@@ -125,12 +133,15 @@ def difference(old: Any, new: Any, where: str = "") -> tuple[str, Any, Any] | No
     """
     if isinstance(old, dict) and isinstance(new, dict):
         names = {name: f"{where}.{name}".lstrip(".") for name in old | new}
-        inside = [(at, old.get(k), new.get(k)) for k, at in names.items()]
+        inside = [
+            (at, old.get(k, _ABSENT), new.get(k, _ABSENT)) for k, at in names.items()
+        ]
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
         inside = [(f"{where}[{i}]", a, b) for i, (a, b) in pairs]
     else:
         same = old == new or (old != old and new != new)
+        same &= isinstance(old, bool) == isinstance(new, bool)  # True == 1
         return None if same else (where, old, new)
     found = (difference(a, b, at) for at, a, b in inside)
     first = next((difference for difference in found if difference), None)

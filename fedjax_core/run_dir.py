@@ -70,13 +70,13 @@ def fingerprint(data: FederatedData) -> dict[str, Any]:
     crc = 0
     for split in data.splits.values():
         crc = zlib.crc32(split.offsets.tobytes(), crc)
-        for name, array in split.examples.items():
+        for name, array in sorted(split.examples.items()):
             layout = f"{name} {array.dtype} {array.shape}"
             crc = zlib.crc32(layout.encode(), crc)
             stride = max(1, len(array) // 5000)
             for part in (array[:1000], array[::stride], array[-1000:]):
                 crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
-    for name, array in data.public.items():
+    for name, array in sorted(data.public.items()):
         crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
         crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)
     return {
@@ -361,9 +361,15 @@ def _locked(path: Path) -> Any:
         return file
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         file.close()
-        raise RunDirError(f"{path.parent} is in use by another process.") from None
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            problem = f"{path.parent} is in use by another process."
+        else:
+            problem = (
+                f"{path} can't be locked: {error}; name a directory on another disk."
+            )
+        raise RunDirError(problem) from None
     return file
 
 

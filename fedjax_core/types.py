@@ -189,8 +189,10 @@ class Cohort:
         a key of its own, as ``random.stream(key, "second")``.
 
         Raises:
-          ValueError: the work counts steps, so that a pass may see part of the data.
+          ValueError: the work counts steps, so that a pass may see part of the data; or
+            epochs < 1.
         """
+        check.positive_int(epochs=epochs)
         if self.work.steps is not None:
             raise ValueError(
                 f"work must count epochs for a method with passes over all data, got "

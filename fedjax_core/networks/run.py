@@ -314,6 +314,8 @@ def from_operator(
         sent = {"messages": operators.num_messages(now, state.params, t, key)}
         return new, sent | measure(world, new.params)
 
+    if schedule is not None and callable(world):  # or it is recorded with the world
+        config = {"config": config, "schedule": _checksum(schedule)}
     return System(
         name=name,
         config=config,
@@ -339,7 +341,8 @@ def _check_metrics(name: str, metrics: Metrics) -> None:
 
 
 def _checksum(tree: PyTree) -> str:
-    crc = 0
-    for x in jax.tree.leaves(tree):
-        crc = zlib.crc32(f"{np.shape(x)}".encode() + np.asarray(x).tobytes(), crc)
+    leaves, form = jax.tree.flatten(tree)
+    crc = zlib.crc32(str(form).encode())
+    for x in map(np.asarray, leaves):
+        crc = zlib.crc32(f"{x.dtype}{x.shape}".encode() + x.tobytes(), crc)
     return f"{crc:08x}"

@@ -206,3 +206,9 @@ def test_mixing_weights_are_part_of_a_reductions_name():
     assert jax.jit(lambda w: len(mean(w).name))(jnp.ones(2)) == len(
         "mean(mixing weights)"
     )
+
+
+def test_what_is_absent_is_not_none_and_true_is_not_one():
+    assert difference({"a": None}, {}) is not None
+    assert difference({"a": True}, {"a": 1}) is not None
+    assert difference({"a": 1.0}, {"a": 1}) is None

@@ -345,7 +345,7 @@ def test_the_rounds_of_a_run_may_change(copy, finished):
         ({"record": {"rounds": 2, "x": 2}}, r"record\.x = 1, got 2"),
         ({"algorithm": {"rounds": 4}}, r"algorithm\.rounds = 3, got 4"),
         ({"rounds": 5}, "holds 6 rounds, more than rounds=5"),
-        ({"more": list(range(99))}, r"more = None, got \[0, 1, .*\.\.\.; resume"),
+        ({"more": list(range(99))}, r"more = nothing, got \[0, 1, .*\.\.\.; resume"),
     ],
 )
 def test_nothing_else_may_change(config, message, copy):
@@ -381,7 +381,7 @@ def test_a_checkpoint_of_another_state_names_the_leaf(copy):
             state | {"b": np.ones(2, np.float32)},
             r"\['b'\] is float64\[2\], got float32\[2\]",
         ),
-        (state | {"c": np.ones(2)}, r"\['c'\] is None, got float64\[2\]"),
+        (state | {"c": np.ones(2)}, r"\['c'\] is nothing, got float64\[2\]"),
     ]:
         with pytest.raises(RunDirError, match=f"another model.*: {found}"):
             recorder.restore(other)

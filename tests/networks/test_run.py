@@ -312,6 +312,20 @@ def test_an_operator_runs_through_a_schedule_and_not_beyond(tmp_path):
         with pytest.raises(RunDirError, match=words):
             quietly(system, rounds=9, run_dir=tmp_path, resume=True)
 
+    # Also where the world is drawn.
+    def drawn(schedule):
+        return from_operator(
+            lambda world: method, jnp.ones((4, 2)), name="late", world=lambda key: key,
+            schedule=schedule,
+        )  # fmt: skip
+
+    quietly(drawn(schedule), rounds=2, run_dir=tmp_path / "drawn")
+    with pytest.raises(RunDirError, match="schedule"):
+        quietly(
+            drawn(asynchronous.synchronous(RING, 9)),
+            rounds=9, run_dir=tmp_path / "drawn", resume=True,
+        )  # fmt: skip
+
 
 def test_messages_to_a_server_are_those_of_who_takes_part():
     method = fedavg.make(lambda W, t, key: W, 5, eta=0.1, clients=2)

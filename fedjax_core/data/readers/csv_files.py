@@ -180,6 +180,9 @@ def _read_plain(
 
     if b'"' in content or b"\0" in content or _lone_returns(content):
         return None
+    top = content.split(b"\n", 1)[0].rstrip()
+    if not top or b"\n" + top in content:  # blank lines first, or the header again
+        return None
     places = [str(i) for i in range(len(header))]
     try:
         table = arrow.read_csv(

@@ -144,6 +144,16 @@ def test_levels_and_categories_are_closed():
         read("c")
 
 
+def test_a_header_again_is_refused_where_its_fields_would_pass(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("0,1\n5,6\n0,1\n7,8\n")
+    with pytest.raises(DataFileError, match="line 3: expected rows, found the header"):
+        csv_files.read(path, dict.fromkeys("01", csv_files.number))
+    path.write_text("\n0,1\n5,6\n")
+    table = csv_files.read(path, dict.fromkeys("01", csv_files.number))
+    assert table["0"].tolist() == [5]
+
+
 def test_names_are_of_any_script_and_without_controls(tmp_path):
     names = [
         "\N{ZERO WIDTH JOINER}a",
