@@ -1,15 +1,19 @@
-"""Client state in host memory, for populations whose state does not fit the device.
+"""Client state in host memory: on CPU what devices share, else what they can't hold.
 
-The rows of a round's clients travel with the cohort: gathered before the round,
-scattered back after it. The algorithm sees ``[C, ...]`` instead of ``[N, ...]`` and
-finds its rows by `Cohort.state_row`, so nothing in it changes.
+The rows of a round's clients travel with the cohort: each device gets those of its own
+clients before the round, and hands them back after it. The algorithm sees rows by the
+clients' place in the queue instead of ``[N, ...]`` and finds them by
+`Cohort.state_row`, so nothing in it changes.
 """
 
-from typing import Any
+import math
+from collections.abc import Iterator
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
+from fedjax_core.devices import Spec, ship
 from fedjax_core.feed import Chunk
 from fedjax_core.types import PyTree
 
@@ -20,36 +24,70 @@ class HostStore:
     Args:
       one: a client's initial state, leaves ``[S, ...]``.
       num_clients: N.
+      mesh: the devices that run clients.
     """
 
-    def __init__(self, one: PyTree, num_clients: int):
+    def __init__(self, one: PyTree, num_clients: int, mesh: jax.sharding.Mesh | None):
+        self._mesh, self._shape = mesh, None
         self.rows = jax.tree.map(
             lambda x: np.repeat(np.asarray(x)[:, None], num_clients, axis=1), one
         )
 
     def gather(self, chunk: Chunk, seeds: slice) -> PyTree:
-        """The states of the chunk's single round by slot, ``[seeds, C, ...]``."""
-        slots = chunk.cohorts.client_id.shape[-1]
+        """The states of the chunk's single round on the devices, ``[S', Q, ...]``."""
+        size = chunk.cohorts.queue.slot[0, 0].size
+        at = np.zeros((len(chunk.client_ids[0][seeds]), size), np.int64)
+        for s, ids, place in self._places(chunk, seeds):
+            at[s, place] = ids
 
-        def take(rows: np.ndarray) -> np.ndarray:
-            rows = rows[seeds]
-            out = np.zeros((rows.shape[0], slots, *rows.shape[2:]), rows.dtype)
-            for s, ids in enumerate(chunk.client_ids[0][seeds]):
-                out[s, : len(ids)] = rows[s, ids]
+        if at.shape != self._shape:
+            self._shape = at.shape
+            self._out = jax.tree.map(
+                lambda x: _aligned((*at.shape, *x.shape[2:]), x.dtype), self.rows
+            )
+
+        def take(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+            for s, mine in enumerate(rows[seeds]):
+                np.take(mine, at[s], axis=0, out=out[s], mode="clip")
             return out
 
-        return jax.tree.map(take, self.rows)
+        spec = None if self._mesh is None else Spec(None, "clients")
+        taken = jax.tree.map(take, self.rows, self._out)
+        return ship(taken, self._mesh, spec)
 
-    def scatter(self, chunk: Chunk, states: PyTree, first: int) -> None:
-        """Writes the round's states back, of seeds from `first` on.
+    def scatter(self, chunk: Chunk, states: PyTree, seeds: slice) -> None:
+        """Writes the round's states back; those of excluded clients are unchanged."""
 
-        Those of excluded clients are unchanged.
-        """
-
-        def put(rows: np.ndarray, new: Any) -> None:
-            new = np.asarray(new)
-            for s in range(len(new)):
-                ids = chunk.client_ids[0][first + s]
-                rows[first + s, ids] = new[s, : len(ids)]
+        def put(rows: np.ndarray, new: jax.Array) -> None:
+            for s, ids, place in self._places(chunk, seeds):
+                for first, part in _parts(new):
+                    a, b = np.searchsorted(place, (first, first + part.shape[1]))
+                    # A device's clients fill its places from the first one on.
+                    rows[seeds][s, ids[a:b]] = part[s, : b - a]
 
         jax.tree.map(put, self.rows, states)
+
+    def _places(
+        self, chunk: Chunk, seeds: slice
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Of each seed, the clients that train and their places in the queue."""
+        position = np.asarray(chunk.cohorts.position)[0, seeds]
+        trains = np.asarray(chunk.cohorts.num_steps)[0, seeds] > 0
+        for s, ids in enumerate(chunk.client_ids[0][seeds]):
+            order = np.argsort(position[s, : len(ids)])
+            order = order[trains[s, order]]
+            yield s, ids[order], position[s, order]
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that CPU devices use where it is: XLA wants multiples of 64 bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    return raw[-raw.ctypes.data % 64 :][:size].view(dtype).reshape(shape)
+
+
+def _parts(x: jax.Array) -> list[tuple[int, np.ndarray]]:
+    """The pieces of ``[S, Q, ...]`` along Q, each with the place of its first row."""
+    if not x.is_fully_addressable:
+        return [(0, multihost_utils.process_allgather(x, tiled=True))]
+    return [(s.index[1].start or 0, np.asarray(s.data)) for s in x.addressable_shards]

@@ -75,12 +75,8 @@ class Machine(Protocol):
         """How long that took."""
         ...
 
-    def snapshot(self) -> PyTree:
-        """What a checkpoint holds."""
-        ...
-
-    def restore(self, snapshot: PyTree) -> None:
-        """Goes back to a snapshot."""
+    def restore(self, state: PyTree) -> None:
+        """Goes on from a state that another run of the same had."""
         ...
 
     def longest(self) -> int:
@@ -157,7 +153,8 @@ def drive(
             if resume:
                 history.load(recorder)
                 if recorder.round:
-                    machine.restore(recorder.restore(machine.snapshot()))
+                    kept = recorder.restore({"state": machine.state})
+                    machine.restore(kept["state"])
         started = history.rounds
 
         def result() -> Result:
@@ -210,7 +207,7 @@ def drive(
                 stops = [f(report) for f in callbacks]  # each of them is called
                 stop = any(stops)
             if recorder and (done % checkpoint_every == 0 or done == rounds or stop):
-                recorder.save(done, machine.snapshot())
+                recorder.save(done, {"state": machine.state})
             bar.update(
                 done,
                 (done - started) / seconds,

@@ -13,10 +13,20 @@ from fedjax_core.devices import client_mesh
 from fedjax_core.local import batch_loss
 from fedjax_core.models.model import Model
 from fedjax_core.plan import num_steps
-from fedjax_core.types import Execution, LocalWork, Params, trained, with_trained
+from fedjax_core.types import (
+    Execution,
+    LocalWork,
+    Params,
+    PyTree,
+    trained,
+    with_trained,
+)
 
 # Splitting a round over host devices costs a few tenths of a millisecond.
 _WORTH_SPLITTING = 3e8
+
+# Bytes of client state that host devices rather share than each have a copy of.
+_WORTH_SHARING = 2**26
 
 # What an H200 computes while the kernels of a local step are launched.
 _LAUNCHES = 6e8
@@ -103,6 +113,24 @@ def choose_execution(
         steps, int(max(fit, 1)), 6.0 * work.batch_size * num_parameters(params)
     )
     return Execution(block_size=block, mesh=mesh)
+
+
+def choose_client_store(state: PyTree, mesh: jax.sharding.Mesh | None) -> str:
+    """Where `simulate` keeps the rows of clients unless it is told.
+
+    Devices each hold a copy of all rows. On CPU that is memory and time for nothing
+    once there is more than `_WORTH_SHARING`; on an accelerator it may not fit.
+
+    Args:
+      state: shapes of all seeds' states, with rows of all clients.
+      mesh: the devices that run clients.
+    """
+    rows = num_bytes(getattr(state, "clients", ()))
+    if jax.default_backend() != "cpu":
+        stats = jax.local_devices()[0].memory_stats() or {}
+        return "host" if rows > stats.get("bytes_limit", 2**33) / 2 else "device"
+    alone = mesh is None or jax.process_count() > 1
+    return "device" if alone or rows <= _WORTH_SHARING else "host"
 
 
 def _typical_cohort(steps: np.ndarray, size: int) -> np.ndarray:

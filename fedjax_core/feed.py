@@ -70,7 +70,7 @@ class Feed:
       seeds: one run each, side by side on an axis S.
       execution: blocks and devices.
       max_rounds: K, rounds in a chunk at most.
-      slot_state: client state travels with the cohort instead of living on the device.
+      sharded_state: client state travels with the cohort, see `Cohort`.
     """
 
     train: Packed
@@ -79,7 +79,7 @@ class Feed:
     seeds: Sequence[int]
     execution: Execution
     max_rounds: int = 1
-    slot_state: bool = False
+    sharded_state: bool = False
 
     def usual(self) -> Capacity:
         """Capacity of the compiled round."""
@@ -130,7 +130,9 @@ class Feed:
 
     def _build(self, draft: Draft, capacity: Capacity) -> Cohort:
         return draft.build(
-            capacity, num_clients=self.train.num_clients, slot_state=self.slot_state
+            capacity,
+            num_clients=self.train.num_clients,
+            sharded_state=self.sharded_state,
         )
 
 
@@ -157,7 +159,7 @@ class HostFeed(Feed):
         cohort = draft.build(
             capacity,
             num_clients=self.train.num_clients,
-            slot_state=self.slot_state,
+            sharded_state=self.sharded_state,
             local=True,
         )
         return with_local_examples(cohort, draft, self.train, capacity)

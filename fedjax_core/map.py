@@ -82,6 +82,7 @@ def map_clients(
     client_key = random.stream(key, "client")
     mesh = cohort.execution.mesh
     examples_spec = _P("clients") if cohort.sharded_examples else _P()
+    state_spec = _P("clients") if cohort.sharded_state else _P()
     reductions, treedef = jax.tree.flatten(
         reduce, is_leaf=lambda x: isinstance(x, Reduction)
     )
@@ -92,11 +93,15 @@ def map_clients(
         queue = jax.tree.map(lambda x: x[0], queue)  # this device's own
         if cohort.sharded_examples:
             examples = jax.tree.map(lambda x: x[0], examples)
+        state_row = cohort.state_row
+        if cohort.sharded_state and mesh is not None:  # of this device's part
+            before = lax.axis_index("clients") * queue.slot.size
+            state_row = jnp.maximum(state_row - before, 0)
 
-        def client(slot, row_start):
+        def client(slot, row_start, client_state):
             """One client, start to end, and whether its update can be used."""
             key = jax.random.fold_in(client_key, cohort.client_id[slot])
-            state = jax.tree.map(lambda s: s[cohort.state_row[slot]], client_state)
+            state = jax.tree.map(lambda s: s[state_row[slot]], client_state)
             steps = jnp.where(
                 slot < cohort.num_steps.shape[0], cohort.num_steps[slot], 0
             )
@@ -135,14 +140,17 @@ def map_clients(
             return update, select(ok, new, state), metrics, failure, ok
 
         def block(i, carry):
-            accs, kept = carry
+            accs, kept, states, pending = carry
+            # A block writes its rows in the next one's turn, when nothing is left that
+            # reads the states as they were: then XLA need not copy them all.
+            states = _put_rows(states, *pending)
             slot = queue.slot[i]
             if slot.shape[0] == 1:
                 # No batch axis of one: products and convolutions stay plain.
-                out = client(slot[0], queue.row_start[i, 0])
+                out = client(slot[0], queue.row_start[i, 0], states)
                 out = jax.tree.map(lambda x: x[None], out)
             else:
-                out = jax.vmap(client)(slot, queue.row_start[i])
+                out = jax.vmap(client, (0, 0, None))(slot, queue.row_start[i], states)
             update, new, metrics, failure, ok = out
             arrivals = Arrivals(
                 slot, ok, cohort.num_examples[slot], cohort.num_steps[slot]
@@ -152,15 +160,17 @@ def map_clients(
                 () if r.stacked else r.add(acc, u, arrivals)
                 for r, acc, u in zip(reductions, accs, updates, strict=True)
             ]
-            keep = (_stacked(reductions, updates), new, metrics, failure, ok)
+            keep = (_stacked(reductions, updates), metrics, failure, ok)
             kept = jax.tree.map(
                 lambda buffer, x: lax.dynamic_update_index_in_dim(buffer, x, i, 0),
                 kept,
                 keep,
             )
-            return accs, kept
+            return accs, kept, states, (new, state_row[slot], ok)
 
-        shapes = jax.eval_shape(lambda: client(queue.slot[0, 0], queue.row_start[0, 0]))
+        shapes = jax.eval_shape(
+            lambda: client(queue.slot[0, 0], queue.row_start[0, 0], client_state)
+        )
         updates = treedef.flatten_up_to(shapes[0])
         accs = [
             () if r.stacked else r.identity(u)
@@ -169,27 +179,34 @@ def map_clients(
         lead = queue.slot.shape
         kept = jax.tree.map(
             lambda s: jnp.zeros((*lead, *s.shape), s.dtype),
-            (_stacked(reductions, updates), *shapes[1:]),
+            (_stacked(reductions, updates), *shapes[2:]),
         )
         last = lead[0] if cohort.execution.max_steps else queue.blocks
-        accs, kept = lax.fori_loop(0, last, block, (accs, kept))
+        row = state_row[queue.slot[0]]
+        pending = (jax.tree.map(lambda s: s[row], client_state), row, row < 0)
+        accs, kept, states, pending = lax.fori_loop(
+            0, last, block, (accs, kept, client_state, pending)
+        )
+        states = _put_rows(states, *pending)
+        if mesh is not None and not cohort.sharded_state:
+            states = _exchange_rows(states, state_row[queue.slot], kept[-1])
         if mesh is not None:
             accs = [
                 () if r.stacked else r.merge(acc, "clients")
                 for r, acc in zip(reductions, accs, strict=True)
             ]
-        return accs, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
+        return accs, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept), states
 
     slots = dataclasses.replace(cohort, queue=None, examples=None, public={})
     if mesh is not None:
         device = jax.shard_map(
             device,
             mesh=mesh,
-            in_specs=(_P(), _P("clients"), _P(), examples_spec, _P(), _P()),
-            out_specs=(_P(), _P("clients")),
+            in_specs=(_P(), _P("clients"), _P(), examples_spec, state_spec, _P()),
+            out_specs=(_P(), _P("clients"), state_spec),
             check_vma=False,
         )
-    accs, kept = device(
+    accs, kept, client_state = device(
         shared, cohort.queue, slots, cohort.examples, client_state, each
     )
     # From queue order to cohort order; clients that never ran have no place in it.
@@ -200,16 +217,12 @@ def map_clients(
         ),
         kept,
     )
-    stacks, new, client_metrics, failure, valid = kept
+    stacks, client_metrics, failure, valid = kept
     reduce_key = random.stream(key, "reduce")
     results = []
     for i, r in enumerate(reductions):
         cast = Cast(jax.random.fold_in(reduce_key, i), valid, slots, program.norm_bound)
         results.append(r.finish(stacks.pop(0) if r.stacked else accs[i], cast))
-    row = jnp.where(valid, cohort.state_row, jnp.iinfo(jnp.int32).max)
-    client_state = jax.tree.map(
-        lambda s, x: s.at[row].set(x, mode="drop"), client_state, new
-    )
     with jax.debug_nans(False):  # NaN says that there was nothing to average
         metrics = metrics_lib.values(metrics_lib.total(client_metrics))
         client_metrics = metrics_lib.values(client_metrics)
@@ -270,6 +283,31 @@ def _local_steps(program, shared, carry, turn, steps, row_start, rows, examples,
         lambda s: (s[0] + 1, step(*s)),
         (jnp.int32(0), carry),
     )[1]
+
+
+def _put_rows(states: PyTree, new: PyTree, row: jax.Array, ok: jax.Array) -> PyTree:
+    """The clients' states with those of a block, ``[L, ...]``, in their rows."""
+    if row.shape[0] == 1:
+        # In place, several times faster on CPU than scattering. A client that does not
+        # count puts back what it read.
+        return jax.tree.map(
+            lambda s, x: lax.dynamic_update_index_in_dim(s, x[0], row[0], 0),
+            states,
+            new,
+        )
+    row = jnp.where(ok, row, jnp.iinfo(jnp.int32).max)
+    return jax.tree.map(lambda s, x: s.at[row].set(x, mode="drop"), states, new)
+
+
+def _exchange_rows(states: PyTree, row: jax.Array, ok: jax.Array) -> PyTree:
+    """Each device's copy of the states with the rows that the others wrote."""
+    row, ok = row.ravel(), ok.ravel()
+    to = lax.all_gather(jnp.where(ok, row, jnp.iinfo(jnp.int32).max), "clients")
+
+    def exchange(s):
+        return s.at[to].set(lax.all_gather(s[row], "clients"), mode="drop")
+
+    return jax.tree.map(exchange, states)
 
 
 def _stacked(reductions: list[Reduction], updates: list[PyTree]) -> list[PyTree]:

@@ -178,7 +178,7 @@ class Draft:
         capacity: Capacity,
         *,
         num_clients: int,
-        slot_state: bool = False,
+        sharded_state: bool = False,
         local: bool = False,
     ) -> Cohort:
         """Lays the round out in arrays of the given capacity, without examples.
@@ -186,7 +186,7 @@ class Draft:
         Args:
           capacity: at least `need`.
           num_clients: N, the size of the population.
-          slot_state: client state is gathered by slot rather than by client id.
+          sharded_state: as in `Cohort`.
           local: `queue.rows` points into `local_examples` rather than the population.
 
         Returns:
@@ -195,25 +195,26 @@ class Draft:
         slots, blocks, rows, _ = dataclasses.astuple(capacity)
         devices, block = self.execution.num_devices, self.execution.block_size
         count = len(self.client_ids)
+        slot = np.full((devices, blocks, block), slots, np.int32)
         by_slot: dict[str, Any] = {
             "client_id": np.full(slots, -1, np.int32),
             "num_examples": np.zeros(slots, np.int32),
             "num_steps": np.zeros(slots, np.int32),
-            "state_row": np.full(slots, max(num_clients, slots), np.int32),
+            "state_row": np.full(slots, max(num_clients, slot.size), np.int32),
         }
         by_slot["client_id"][:count] = self.client_ids
         by_slot["num_examples"][:count] = self.sizes
         by_slot["num_steps"][:count] = self.steps
-        by_slot["state_row"][:count] = (
-            np.arange(count) if slot_state else self.client_ids
-        )
         where = (self.device, self.block, self.lane)
-        slot = np.full((devices, blocks, block), slots, np.int32)
         slot[where] = self.order
         row_start = np.zeros((devices, blocks, block), np.int32)
         row_start[where] = self.row_start
         position = np.zeros(slots, np.int32)
         position[self.order] = np.ravel_multi_index(where, slot.shape)
+        if sharded_state:
+            by_slot["state_row"][self.order] = position[self.order]
+        else:
+            by_slot["state_row"][:count] = self.client_ids
         flat = np.full(devices * rows * self.work.batch_size, -1, np.int32)
         place, example = self._visits(local, rows)
         flat[place] = example
@@ -236,6 +237,7 @@ class Draft:
             examples=None,
             work=self.work,
             execution=self.execution,
+            sharded_state=sharded_state,
         )
 
 

@@ -171,13 +171,20 @@ class CompiledRounds:
             state, kept = over_seeds(run, at_once)(state, keys, by_seed)
             return state, jax.tree.map(lambda x: x.swapaxes(0, 1), kept)
 
-        self._chunk = chunk
-        self._jit = jax.jit(
-            chunk,
-            donate_argnums=0,
-            out_shardings=replicated(how.mesh),
-            compiler_options=compiler_options(),
-        )
+        def jitted(state, cohorts):
+            shardings = replicated(how.mesh)
+            if cohorts.sharded_state and how.mesh is not None:
+                rows = jax.sharding.NamedSharding(how.mesh, Spec(None, "clients"))
+                kept = type(state)(*[shardings] * len(state))._replace(clients=rows)
+                shardings = (kept, shardings)
+            return jax.jit(
+                chunk,
+                donate_argnums=0,
+                out_shardings=shardings,
+                compiler_options=compiler_options(),
+            )
+
+        self._chunk, self._jit = chunk, jitted
 
     def __call__(
         self,
@@ -208,7 +215,8 @@ class CompiledRounds:
         shapes = tuple(x.shape for x in jax.tree.leaves(chunk.cohorts))
         if shapes not in self._compiled:
             start = time.perf_counter()
-            self._compiled[shapes] = self._jit.lower(*args).compile()
+            jitted = self._jit(state, chunk.cohorts)
+            self._compiled[shapes] = jitted.lower(*args).compile()
             self.compile_seconds += time.perf_counter() - start
             self.compilations += 1
         state, metrics = self._compiled[shapes](*args)

@@ -329,8 +329,8 @@ class RunDir:
         if found:
             name, was, now = found
             raise RunDirError(
-                f"the checkpoint in {self.path} holds the state of another model, "
-                f"algorithm or client_store: {name} is {was}, got {now}."
+                f"the checkpoint in {self.path} holds the state of another model or "
+                f"algorithm: {name} is {was}, got {now}."
             )
         self._intact(round, "*")
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)

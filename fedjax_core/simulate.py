@@ -23,7 +23,11 @@ from fedjax_core.evaluate import (
     compile_evaluation,
     filled_splits,
 )
-from fedjax_core.execution import choose_execution, num_parameters
+from fedjax_core.execution import (
+    choose_client_store,
+    choose_execution,
+    num_parameters,
+)
 from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed, check_trainable
 from fedjax_core.ids import check_ids
 from fedjax_core.models.model import Model
@@ -69,7 +73,7 @@ def simulate(
     record: Any = None,
     execution: Execution | None = None,
     feed: str = "device",
-    client_store: str = "device",
+    client_store: str = "auto",
     seeds_axis: str = "auto",
 ) -> Result:
     """Simulates `rounds` rounds of `algorithm` for every seed.
@@ -107,7 +111,9 @@ def simulate(
       feed: "device" keeps the population's examples on the devices; "host" ships those
         of each cohort, and in an evaluation chunk by chunk, for populations that do
         not fit. Same results.
-      client_store: where client state ``[N, ...]`` lives, "device" or "host".
+      client_store: where client state ``[N, ...]`` lives, "device" or "host"; "auto"
+        is the host for what devices could not each hold, or CPUs only as copies. Same
+        results.
       seeds_axis: "map" runs seeds one after the other inside the compiled round, "vmap"
         side by side; "auto" picks by device.
 
@@ -126,7 +132,8 @@ def simulate(
         round was not, or the model is not after the server's step.
     """
     # What was asked for.
-    check.one_of(("device", "host"), feed=feed, client_store=client_store)
+    check.one_of(("device", "host"), feed=feed)
+    check.one_of(("auto", "device", "host"), client_store=client_store)
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
     seeds, eval_splits = checked_seeds(seeds), tuple(eval_splits)
     participation = _checked(
@@ -251,7 +258,7 @@ class _Cohorts:
             participation=participation,
             seeds=seeds,
             execution=execution,
-            slot_state=self._store is not None,
+            sharded_state=self._store is not None,
         )
         if not self._on_host and self._store is None:
             size = num_parameters(state.params) // len(seeds)
@@ -284,14 +291,14 @@ class _Cohorts:
             state if self._store is None else state._replace(clients=self._store.rows)
         )
 
-    def snapshot(self) -> PyTree:
-        state = {"state": joined_seeds(self._states)}
-        return state if self._store is None else state | {"rows": self._store.rows}
-
-    def restore(self, snapshot: PyTree) -> None:
-        self._states = split_seeds(snapshot["state"], self._at_once)
+    def restore(self, state: PyTree) -> None:
         if self._store is not None:
-            self._store.rows = snapshot["rows"]
+            # A checkpoint of device arrays comes back as such.
+            self._store.rows = jax.tree.map(
+                lambda x: np.require(x, requirements="W"), state.clients
+            )
+            state = state._replace(clients=())
+        self._states = split_seeds(state, self._at_once)
 
     def longest(self) -> int:
         return self._feed.max_rounds
@@ -309,11 +316,11 @@ class _Cohorts:
             for i in range(len(self._states)):
                 state, first = self._states[i], i * self._at_once
                 if store is not None:
-                    rows = store.gather(chunk, slice(first, first + self._at_once))
-                    state = state._replace(clients=ship(rows, mesh))
+                    seeds = slice(first, first + self._at_once)
+                    state = state._replace(clients=store.gather(chunk, seeds))
                 state, part = self._run(state, chunk, examples, public, first)
                 if store is not None:
-                    store.scatter(chunk, state.clients, first)
+                    store.scatter(chunk, state.clients, seeds)
                     state = state._replace(clients=())
                 self._states[i] = state
                 metrics.append(part)
@@ -379,18 +386,24 @@ def _initial(
             jax.numpy.asarray, model.init(key) if params is None else params
         )
 
-    num_clients, on_host = data.num_clients, client_store == "host"
-    state = initial_state(
-        algorithm, init_params, seeds, num_clients, mesh, rows=2 if on_host else None
+    first = functools.partial(
+        initial_state, algorithm, init_params, seeds, data.num_clients, mesh
     )
-    if not on_host or not jax.tree.leaves(getattr(state, "clients", ())):
+    where = client_store
+    if where == "auto":
+        where = choose_client_store(jax.eval_shape(first), mesh)
+    if where == "device":
+        return first(), None
+    state = first(rows=2)
+    rows = jax.tree.map(np.asarray, getattr(state, "clients", ()))
+    if not jax.tree.leaves(rows):
         return state, None
-    first = jax.tree.map(lambda x: np.asarray(x[:, 0]), state.clients)
-    second = jax.tree.map(lambda x: np.asarray(x[:, -1]), state.clients)
-    same = jax.tree.map(np.array_equal, first, second)
-    if not all(jax.tree.leaves(same)):
+    one = jax.tree.map(lambda x: x[:, 0], rows)
+    if not all(np.array_equal(x[:, 0], x[:, -1]) for x in jax.tree.leaves(rows)):
+        if client_store == "auto":
+            return first(), None
         raise ValueError(
             f"client_store='host' needs client states that start out equal; "
             f"{algorithm.name}.init gives clients different ones."
         )
-    return state._replace(clients=()), HostStore(first, num_clients)
+    return state._replace(clients=()), HostStore(one, data.num_clients, mesh)

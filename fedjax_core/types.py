@@ -156,6 +156,8 @@ class Cohort:
       work: static; the local work that the steps were planned for.
       execution: static; see `Execution`.
       sharded_examples: static; every device holds the examples of its own clients.
+      sharded_state: static; the state has rows ``[D * M * L, ...]`` instead, at
+        `position`, and every device holds those of its own clients.
     """
 
     client_id: jax.Array
@@ -171,6 +173,7 @@ class Cohort:
     execution: Execution = dataclasses.field(metadata={"static": True})
     public: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
     sharded_examples: bool = dataclasses.field(default=False, metadata={"static": True})
+    sharded_state: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def client_mask(self) -> jax.Array:

@@ -192,11 +192,8 @@ class _Steps:
     def state(self) -> Any:
         return joined_seeds(self._states)
 
-    def snapshot(self) -> PyTree:
-        return {"state": self.state}
-
-    def restore(self, snapshot: PyTree) -> None:
-        self._states = split_seeds(snapshot["state"], self._width)
+    def restore(self, state: PyTree) -> None:
+        self._states = split_seeds(state, self._width)
 
     def longest(self) -> int:
         return _LONGEST

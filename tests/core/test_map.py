@@ -229,6 +229,42 @@ def test_every_schedule_equals_a_loop_over_clients(case):
         assert np.isnan(np.delete(got.client_metrics["loss"], rows)).all()
 
 
+@pytest.mark.parametrize("name", ["plain", "blocks of 3"])
+def test_rounds_copy_no_rows_of_clients_that_take_no_part(name):
+    def temporary_bytes(num_clients):
+        x = np.ones((num_clients, 50), np.float32)
+        train = Packed({"x": x}, np.arange(num_clients + 1))
+        cohort = plan_round(
+            range(5), train, LocalWork(batch_size=1), seed=0, round=0,
+            execution=HOW[name],
+        )  # fmt: skip
+
+        def finish(shared, carry, state, turn):
+            return carry + state, 0.5 * (carry + state), {}
+
+        program = ClientProgram(
+            lambda shared, state, turn: shared,
+            lambda shared, carry, batch, turn: carry + batch["x"][0],
+            finish,
+        )
+
+        def rounds(state, cohort):
+            def one(k, state):
+                key = jax.random.key(k)
+                out = map_clients(
+                    program, state[0], cohort, key, reduce=mean(), client_state=state[1]
+                )
+                return out.update, out.client_state
+
+            return jax.lax.fori_loop(0, 3, one, state)
+
+        state = jnp.zeros(50), jnp.zeros((num_clients, 50))
+        compiled = jax.jit(rounds, donate_argnums=0).lower(state, cohort).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(2000) - temporary_bytes(1000) < 4 * 50 * 1000
+
+
 def test_a_cohort_of_nobody_reduces_to_nothing():
     offsets = np.append(np.zeros(N, int), EXAMPLES)
     examples = {"x": np.ones((EXAMPLES, 2), np.float32)}

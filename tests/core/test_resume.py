@@ -182,6 +182,13 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, wholes, tmp_path):
     assert files == {p: p.stat().st_mtime_ns for p in files}
 
 
+def test_client_state_may_move_to_the_host_when_a_run_goes_on(wholes, tmp_path):
+    options = {"seeds": [3, 5], "run_dir": tmp_path}
+    run(controls(), callbacks=stop_at(7), client_store="device", **options)
+    resumed = run(controls(), client_store="host", resume=True, **options)
+    assert_same(resumed, wholes("host"))
+
+
 def test_cohorts_that_outgrow_their_buffers_resume_to_the_same_bits(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Small(Poisson):

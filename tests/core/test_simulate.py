@@ -38,6 +38,7 @@ from fedjax_core import (
     top_k,
     transform,
 )
+from fedjax_core import execution as execution_lib
 from fedjax_core.algorithms import fedavg, scaffold
 from fedjax_core.models.model import Model
 
@@ -682,6 +683,18 @@ def test_everything_on_the_host_and_on_eight_devices_at_once():
     assert_same(numbers(host), reference(controlled, (3, 5)), exact=False)
 
 
+def test_host_devices_share_large_client_states(monkeypatch):
+    options = {"execution": Execution(mesh=client_mesh()), "rounds": 3}
+    copies = run(controlled(), **options)
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(copies.state.clients))
+    monkeypatch.setattr(execution_lib, "_WORTH_SHARING", 0)
+    shared = run(controlled(), **options)
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(shared.state.clients))
+    assert_same(numbers(shared), numbers(copies))
+    alone = run(controlled(), rounds=3, execution=Execution())
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(alone.state.clients))
+
+
 def test_a_host_store_without_client_state_is_the_device_one():
     host = run(client_store="host")
     assert_same(numbers(host), reference(average), exact=False)
@@ -700,15 +713,18 @@ def test_host_store_survives_cohorts_larger_than_expected():
     assert_same(numbers(host), numbers(device), exact=False)
 
 
-def test_host_store_refuses_states_that_start_out_different():
+def test_host_store_refuses_states_that_start_out_different(monkeypatch):
     def init(params, num_clients):
         state = controlled().init(params, num_clients)
         ramp = {"w": jnp.ones((num_clients, 3)), "b": jnp.arange(float(num_clients))}
-        return state._replace(clients=ramp)
+        return state._replace(clients=(ramp, state.clients[1]))
 
     algorithm = dataclasses.replace(controlled(), init=init)
     with pytest.raises(ValueError, match=r"client_store='host'.*scaffold"):
         run(algorithm, client_store="host")
+    monkeypatch.setattr(execution_lib, "_WORTH_SHARING", 0)
+    result = run(algorithm, rounds=1, execution=Execution(mesh=client_mesh()))
+    assert isinstance(result.state.clients[0]["b"], jax.Array)
 
 
 @pytest.mark.parametrize("make", [momentum_and_residual, controlled])
