@@ -105,6 +105,15 @@ def one_of(allowed: Collection[Any], **values: Any) -> None:
         _require(name, value, value in allowed, rule)
 
 
+def names(**values: Any) -> None:
+    """Raises TypeError unless every value is a tuple of strings that are not empty."""
+    for name, value in values.items():
+        if not isinstance(value, tuple) or not all(
+            isinstance(x, str) and x for x in value
+        ):
+            raise TypeError(f"{name} must be a tuple of names, got {value!r}.")
+
+
 def instance(kind: type, **values: Any) -> None:
     """Raises TypeError unless every value is of a kind."""
     for name, value in values.items():

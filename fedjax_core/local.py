@@ -62,7 +62,7 @@ def sgd_step(
     batch: Batch,
     key: Key,
     correction: Params | None = None,
-    scale: jax.Array | None = None,
+    scale: PyTree = None,
 ) -> Carry:
     """One local step of `optimizer` on the batch's mean loss.
 
@@ -73,7 +73,7 @@ def sgd_step(
       batch: examples with ``example_mask``.
       key: for the loss (dropout and the like).
       correction: added to the gradient, as control variates are.
-      scale: a factor of the step.
+      scale: a factor of the step, or one for each parameter.
     """
     start = trained(carry.params)
 
@@ -93,7 +93,8 @@ def sgd_step(
         value_fn=lambda params: objective(params)[0],
     )
     if scale is not None:
-        updates = jax.tree.map(lambda u: (scale * u).astype(u.dtype), updates)
+        factors = jax.tree.broadcast(scale, updates)
+        updates = jax.tree.map(lambda f, u: (f * u).astype(u.dtype), factors, updates)
     params = with_trained(carry.params, optax.apply_updates(start, updates))
     if isinstance(params, Stateful):
         params = params._replace(stats=stats)

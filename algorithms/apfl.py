@@ -1,0 +1,130 @@
+r"""APFL: a personal model that is mixed with the global one.
+
+Clients of the cohort S train the global model as FedAvg does, and on the same batches
+their own part :math:`v_i` of the mixture :math:`m_i = \alpha_i v_i + (1 - \alpha_i)
+w_i`, both from where they stood before the step:
+
+.. math::
+
+  w_i \leftarrow w_i - \eta \nabla f_i(w_i), \qquad
+  v_i \leftarrow v_i - \eta \alpha_i \nabla f_i(m_i), \qquad
+  w_{t+1} = \frac{1}{|S|} \sum_{i \in S} w_i .
+
+Adaptive weights move in the first step of a client's round, and are clipped to [0, 1]:
+
+.. math::
+
+  \alpha_i \leftarrow \alpha_i - \eta \langle v_i - w_i, \nabla f_i(m_i) \rangle .
+
+Since :math:`v_i` starts where the server does they stay in the run's first round. A
+client uses its part mixed with the server's model: with :math:`\alpha = 0` that is
+FedAvg's, with 1 trained on local data alone.
+
+References:
+  Deng et al., "Adaptive Personalized Federated Learning", arXiv 2003.13461, 2020,
+  Algorithm 1.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import check
+from fedjax_core.arrays import num_bytes
+from fedjax_core.local import local_sgd, sgd_step
+from fedjax_core.personal import averaging, with_own_model
+from fedjax_core.reduce import Reduction
+from fedjax_core.transform import Transform
+from fedjax_core.types import (
+    Algorithm,
+    LocalWork,
+    LossFn,
+    Params,
+    trained,
+    with_trained,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    r"""Hyper-parameters of APFL.
+
+    Attributes:
+      client_lr: :math:`\eta`, step size of all that clients train.
+      alpha: :math:`\alpha`, weight of the personal part in [0, 1], at the start.
+      adaptive: whether every client learns a weight of its own.
+      work: local work per client and round, of each of the two models.
+    """
+
+    client_lr: float = 0.1
+    alpha: float = 0.5
+    adaptive: bool = False
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self):
+        check.positive(client_lr=self.client_lr)
+        check.in_range(0, 1, alpha=self.alpha)
+
+
+def _mixture(config: Config, own: Params, w: Params) -> Params:
+    """The personal model, with the running statistics of `own`, a client's row."""
+    row = trained(own)
+    alpha = row["alpha"] if config.adaptive else config.alpha
+
+    def mix(v, w):
+        return (alpha * v + (1 - alpha) * w).astype(v.dtype)
+
+    return with_trained(own, jax.tree.map(mix, row["v"], trained(w)))
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """Builds APFL for the given loss; its state is `fedjax_core.personal.State`.
+
+    Metrics gain "personal_train_loss", of the mixture. Its statistics are the row's.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: applied to every delta before it is sent.
+      reduce: instead of the uniform mean.
+    """
+    sgd = optax.sgd(config.client_lr)
+
+    def keep(params):
+        own = {"v": trained(params)}
+        if config.adaptive:
+            own["alpha"] = jnp.asarray(config.alpha, float)
+        return with_trained(params, own)
+
+    def own_step(_, model, own, batch, turn):
+        scale = {"v": 1, "alpha": turn.step == 0} if config.adaptive else None
+
+        def loss(own, batch, key):
+            return loss_fn(_mixture(config, own, model), batch, key)
+
+        own = sgd_step(loss, sgd, own, batch, turn.key, scale=scale)
+        if config.adaptive:
+            new = dict(trained(own.params))
+            new["alpha"] = jnp.clip(new["alpha"], 0, 1)
+            own = own._replace(params=with_trained(own.params, new))
+        return own
+
+    return averaging(
+        "apfl",
+        config,
+        with_own_model(local_sgd(loss_fn, sgd), sgd, own_step),
+        keep=keep,
+        own_model=lambda params, own: _mixture(config, own, params),
+        # The personal part before and after, the mixture and its gradient.
+        client_bytes=lambda params: 4 * num_bytes(params),
+        transform=transform,
+        reduce=reduce,
+    )

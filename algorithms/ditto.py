@@ -1,0 +1,97 @@
+r"""Ditto: FedAvg, and beside it a personal model that is pulled to the global one.
+
+Clients of the cohort S train the global model as FedAvg does, and on the same batches
+their own:
+
+.. math::
+
+  w_i \leftarrow w_i - \eta \nabla f_i(w_i), \qquad
+  v_i \leftarrow v_i - \eta_v (\nabla f_i(v_i) + \lambda (v_i - w_t)), \qquad
+  w_{t+1} = w_t + \frac{1}{|S|} \sum_{i \in S} (w_i - w_t) .
+
+The pull is to the model as it was received, not to the one in training. With
+:math:`\lambda = 0` personal models are trained on local data alone.
+
+References:
+  Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
+  2021, Algorithm 2.
+"""
+
+import dataclasses
+
+import jax
+import optax
+
+from fedjax_core import check
+from fedjax_core.arrays import num_bytes
+from fedjax_core.local import local_sgd, sgd_step
+from fedjax_core.personal import averaging, with_own_model
+from fedjax_core.reduce import Reduction
+from fedjax_core.transform import Transform
+from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn, trained
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    r"""Hyper-parameters of Ditto.
+
+    Attributes:
+      client_lr: :math:`\eta`, step size on the global model.
+      personal_lr: :math:`\eta_v`, step size on personal models.
+      prox: :math:`\lambda`, how strongly these are pulled to the global model.
+      work: local work per client and round, of each of the two.
+    """
+
+    client_lr: float = 0.1
+    personal_lr: float = 0.1
+    prox: float = 1.0
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self):
+        check.positive(client_lr=self.client_lr, personal_lr=self.personal_lr)
+        check.non_negative(prox=self.prox)
+
+
+def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
+    """One client: shared is :math:`w_t`, its row :math:`v_i`."""
+    sgd = optax.sgd(config.personal_lr)
+
+    def own_step(received, model, own, batch, turn):
+        del model
+        pull = jax.tree.map(
+            lambda v, w: config.prox * (v - w), trained(own.params), trained(received)
+        )
+        return sgd_step(loss_fn, sgd, own, batch, turn.key, pull)
+
+    federated = local_sgd(loss_fn, optax.sgd(config.client_lr))
+    return with_own_model(federated, sgd, own_step)
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """Builds Ditto for the given loss; its state is `fedjax_core.personal.State`.
+
+    Metrics gain "personal_train_loss", without the pull.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: applied to every delta before it is sent.
+      reduce: instead of the uniform mean.
+    """
+    return averaging(
+        "ditto",
+        config,
+        client_program(config, loss_fn),
+        keep=lambda params: params,
+        own_model=lambda params, own: own,
+        # The personal model before and after, and its gradient.
+        client_bytes=lambda params: 3 * num_bytes(params),
+        transform=transform,
+        reduce=reduce,
+    )

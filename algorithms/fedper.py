@@ -1,0 +1,74 @@
+r"""FedPer: a shared body that the server averages, a personal head that stays.
+
+A client's model is :math:`(\phi, h_i)`. Clients of the cohort S train both together,
+from the server's body and their own head, and send the body alone:
+
+.. math::
+
+  (\phi_i, h_i) \leftarrow \mathrm{SGD}(f_i; (\phi_t, h_i)), \qquad
+  \phi_{t+1} = \frac{\sum_{i \in S} n_i \phi_i}{\sum_{i \in S} n_i} .
+
+Which layers are personal is a choice, usually the last ones. With none it is FedAvg,
+with all of them local training. The server's own model, which is evaluated too, has the
+initial head, and so has the model of a client that never took part.
+
+References:
+  Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv
+  1912.00818, 2019, Algorithms 1 and 2.
+"""
+
+import dataclasses
+import functools
+
+from fedjax_core import check
+from fedjax_core.personal import partial_averaging, split
+from fedjax_core.reduce import Reduction, mean
+from fedjax_core.transform import Transform
+from fedjax_core.types import Algorithm, LocalWork, LossFn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Hyper-parameters of FedPer.
+
+    Attributes:
+      personal: names of what is personal, see `fedjax_core.personal.split`: the last
+        layer of a network of three, ("Dense_2",).
+      client_lr: step size of the clients' SGD.
+      work: local work per client and round.
+    """
+
+    personal: tuple[str, ...]
+    client_lr: float = 0.1
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self):
+        check.names(personal=self.personal)
+        check.positive(client_lr=self.client_lr)
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """Builds FedPer for the given loss; its state is `fedjax_core.personal.State`.
+
+    Running statistics of personal layers are personal.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: applied to every delta of the body before it is sent.
+      reduce: instead of the mean by examples.
+    """
+    return partial_averaging(
+        "fedper",
+        config,
+        loss_fn,
+        functools.partial(split, names=config.personal),
+        transform=transform,
+        reduce=reduce or mean("examples"),
+    )

@@ -1,0 +1,89 @@
+r"""FedRep: a shared representation, under heads that are trained first.
+
+A client's model is :math:`(\phi, h_i)`. Clients of the cohort S take their first
+:math:`\tau` steps on the head under the received representation, and the others on the
+representation under the new head:
+
+.. math::
+
+  h_i \leftarrow h_i - \alpha \nabla_h f_i(h_i, \phi_t), \qquad
+  \phi_i \leftarrow \phi_i - \alpha \nabla_\phi f_i(h_i, \phi_i), \qquad
+  \phi_{t+1} = \frac{1}{|S|} \sum_{i \in S} \phi_i .
+
+With running statistics in the representation these follow the data in both phases:
+what is frozen is not stepped by the optimiser.
+
+References:
+  Collins et al., "Exploiting Shared Representations for Personalized Federated
+  Learning", ICML 2021, Algorithm 1.
+"""
+
+import dataclasses
+import functools
+
+from fedjax_core import check
+from fedjax_core.personal import partial_averaging, split
+from fedjax_core.reduce import Reduction, mean
+from fedjax_core.transform import Transform
+from fedjax_core.types import Algorithm, LocalWork, LossFn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    r"""Hyper-parameters of FedRep.
+
+    Attributes:
+      personal: names of the head, see `fedjax_core.personal.split`.
+      client_lr: :math:`\alpha`, step size of the clients' SGD.
+      head: :math:`\tau`, how much of the work is the head's: so many epochs or, where
+        the work counts steps, steps. Less than all of it.
+      work: local work per client and round, of both phases together.
+    """
+
+    personal: tuple[str, ...]
+    client_lr: float = 0.1
+    head: int = 10
+    work: LocalWork = LocalWork(epochs=11)
+
+    def __post_init__(self):
+        check.names(personal=self.personal)
+        check.positive(client_lr=self.client_lr)
+        check.positive_int(head=self.head)
+        if self.head >= (self.work.steps or self.work.epochs):
+            raise ValueError(
+                f"head must leave some of the work to the representation, got "
+                f"{self.head} of {self.work}."
+            )
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """Builds FedRep for the given loss; its state is `fedjax_core.personal.State`.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: applied to every delta of the representation before it is sent.
+      reduce: instead of the uniform mean.
+    """
+
+    def scale(turn):
+        head = config.head
+        if config.work.steps is None:
+            head *= turn.num_steps // config.work.epochs
+        return turn.step >= head, turn.step < head
+
+    return partial_averaging(
+        "fedrep",
+        config,
+        loss_fn,
+        functools.partial(split, names=config.personal),
+        scale=scale,
+        transform=transform,
+        reduce=reduce or mean("uniform"),
+    )

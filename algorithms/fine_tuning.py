@@ -1,0 +1,90 @@
+r"""FedAvg with fine-tuning: a client uses the model it received, trained on its data.
+
+Clients of the cohort S take their local steps from the server's model, as in FedAvg,
+and keep where they end:
+
+.. math::
+
+  v_i = \mathrm{SGD}(f_i; w_t), \qquad
+  w_{t+1} = w_t + \frac{\sum_{i \in S} n_i (v_i - w_t)}{\sum_{i \in S} n_i} .
+
+So personal models are as old as a client's last round; one that never took part uses
+the server's. To fine-tune a model of any method for everybody, with work of its own,
+run a single round of everybody from it and look at the personal models::
+
+  tuned = simulate(
+      fine_tuning.make(config, model.loss), data, model, rounds=1,
+      participation=Full(), params=jax.tree.map(lambda x: x[0], result.params),
+  )
+
+References:
+  Wang et al., "Federated Evaluation of On-device Personalization", arXiv 1910.10252,
+  2019.
+"""
+
+import dataclasses
+
+import optax
+
+from fedjax_core import check
+from fedjax_core.arrays import num_bytes
+from fedjax_core.local import local_sgd
+from fedjax_core.personal import averaging
+from fedjax_core.reduce import Reduction, mean
+from fedjax_core.transform import Transform
+from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Hyper-parameters of FedAvg with fine-tuning.
+
+    Attributes:
+      client_lr: step size of the clients' SGD.
+      work: local work per client and round.
+    """
+
+    client_lr: float = 0.1
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self):
+        check.positive(client_lr=self.client_lr)
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """Builds FedAvg with fine-tuning; its state is `fedjax_core.personal.State`.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: applied to every delta before it is sent.
+      reduce: instead of the mean by examples.
+    """
+    local = local_sgd(loss_fn, optax.sgd(config.client_lr))
+
+    def init(received, own, turn):
+        del own
+        return local.init(received, (), turn)
+
+    def finish(received, carry, own, turn):
+        del own
+        update, _, metrics = local.finish(received, carry, (), turn)
+        return update, carry.params, metrics
+
+    return averaging(
+        "fine_tuning",
+        config,
+        ClientProgram(init, local.step, finish),
+        keep=lambda params: params,
+        own_model=lambda params, own: own,
+        # The personal model before and after.
+        client_bytes=lambda params: 2 * num_bytes(params),
+        transform=transform,
+        reduce=reduce or mean("examples"),
+    )

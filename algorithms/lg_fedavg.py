@@ -1,0 +1,74 @@
+r"""LG-FedAvg: personal representations under a shared head.
+
+A client's model is :math:`(\ell_i, \theta)`: a representation of its own and the global
+part, usually the last layers. Clients of the cohort S train both together and send the
+global part alone:
+
+.. math::
+
+  (\ell_i, \theta_i) \leftarrow \mathrm{SGD}(f_i; (\ell_i, \theta_t)), \qquad
+  \theta_{t+1} = \frac{\sum_{i \in S} n_i \theta_i}{\sum_{i \in S} n_i} .
+
+It is FedPer with the roles of the layers exchanged, and named by what is shared. The
+paper starts from a model that FedAvg has trained (``simulate(params=...)``), and its
+ensemble of all representations for unknown clients is not here.
+
+References:
+  Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global
+  Representations", arXiv 2001.01523, 2020, Algorithm 1.
+"""
+
+import dataclasses
+
+from fedjax_core import check
+from fedjax_core.personal import partial_averaging, split
+from fedjax_core.reduce import Reduction, mean
+from fedjax_core.transform import Transform
+from fedjax_core.types import Algorithm, LocalWork, LossFn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Hyper-parameters of LG-FedAvg.
+
+    Attributes:
+      shared: names of what is shared, see `fedjax_core.personal.split`: the last layer
+        of a network of three, ("Dense_2",). All else is personal.
+      client_lr: step size of the clients' SGD.
+      work: local work per client and round.
+    """
+
+    shared: tuple[str, ...]
+    client_lr: float = 0.1
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self):
+        check.names(shared=self.shared)
+        check.positive(client_lr=self.client_lr)
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """Builds LG-FedAvg for the given loss; its state is `fedjax_core.personal.State`.
+
+    Running statistics of personal layers are personal.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: applied to every delta of the shared part before it is sent.
+      reduce: instead of the mean by examples.
+    """
+    return partial_averaging(
+        "lg_fedavg",
+        config,
+        loss_fn,
+        lambda params: split(params, config.shared)[::-1],
+        transform=transform,
+        reduce=reduce or mean("examples"),
+    )

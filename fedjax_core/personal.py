@@ -1,0 +1,280 @@
+"""Personalised methods: what clients keep of a model, what they share of it.
+
+In all of them the server averages, as in FedAvg, whatever of the model is shared, and
+every client keeps a row of its own from which its personal model comes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import check, random, server
+from fedjax_core.arrays import num_bytes, repeat_rows
+from fedjax_core.local import Carry, sgd_step, with_stats
+from fedjax_core.map import map_clients
+from fedjax_core.metrics import Mean
+from fedjax_core.reduce import Reduction, mean, select
+from fedjax_core.transform import Transform, identity, with_transform
+from fedjax_core.types import (
+    Algorithm,
+    Batch,
+    ClientProgram,
+    LossFn,
+    Params,
+    PyTree,
+    Stateful,
+    Turn,
+    trained,
+)
+
+Split = Callable[[Params], tuple[Params, Params]]
+"""``params -> (shared, own)``, which `merge` makes the whole of again."""
+
+
+def split(params: Params, names: Sequence[str]) -> tuple[Params, Params]:
+    """Parameters without those of some layers, and these alone.
+
+    Args:
+      params: any pytree.
+      names: paths, or the beginnings of paths, as in "Dense_1" or "Dense_1/kernel".
+        Running statistics of a named layer go with it.
+
+    Returns:
+      Two trees like `params`, with None in the place of what the other one holds.
+
+    Raises:
+      ValueError: a name that no parameter has.
+    """
+    paths = [_path(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained(params))]
+    for name in names:
+        if not any(_within(path, name) for path in paths):
+            raise ValueError(
+                f"names of layers must begin the path of a parameter, which are "
+                f"{', '.join(paths)}; got {name!r}."
+            )
+
+    def named(path: Any, statistic: bool) -> bool:
+        path = _path(path)
+        # Flax files statistics under a collection: batch_stats/BatchNorm_0/mean.
+        known_as = (path, path.partition("/")[2]) if statistic else (path,)
+        return any(_within(path, name) for path in known_as for name in names)
+
+    def part(keep: bool) -> Params:
+        def leaves(tree: PyTree, statistic: bool) -> PyTree:
+            return jax.tree_util.tree_map_with_path(
+                lambda path, x: x if named(path, statistic) == keep else None, tree
+            )
+
+        if not isinstance(params, Stateful):
+            return leaves(params, False)
+        return Stateful(leaves(params.params, False), leaves(params.stats, True))
+
+    return part(False), part(True)
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _within(path: str, name: str) -> bool:
+    return f"{path}/".startswith(f"{name}/")
+
+
+def merge(shared: Params, own: Params) -> Params:
+    """What `split` took apart, in either order."""
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, shared, own, is_leaf=lambda x: x is None
+    )
+
+
+class State(NamedTuple):
+    """What survives a round.
+
+    What is personal of `params` stays as it was at the start: nobody sends it.
+    """
+
+    params: Params
+    clients: Any  # [N, ...], a `Row` and the state of the transform
+
+
+class Row(NamedTuple):
+    """What a client keeps; until it takes part it uses the server's model."""
+
+    own: PyTree
+    took_part: jax.Array  # [] bool
+
+
+def averaging(
+    name: str,
+    config: Any,
+    program: ClientProgram,
+    *,
+    keep: Callable[[Params], PyTree],
+    own_model: Callable[[Params, PyTree], Params],
+    client_bytes: Callable[[Params], int],
+    split: Split = lambda params: (params, None),
+    server_lr: float = 1.0,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """A method whose clients keep a row each and whose server averages deltas.
+
+    Args:
+      name: of the method.
+      config: its hyper-parameters, with the field `work`.
+      program: one client. What it receives and updates is what is shared; its row is
+        what it keeps.
+      keep: initial parameters -> what every client keeps at the start.
+      own_model: ``(params, kept) -> params``, the personal model of a client that took
+        part, evaluated as "personal"; `params` are the server's.
+      client_bytes: as in `Algorithm`, without the transform.
+      split: what of the model is shared, by default all of it.
+      server_lr: step size along the mean delta.
+      transform: applied to every delta before it is sent: clipping, compression.
+      reduce: instead of the uniform mean: by examples, robust or noisy.
+    """
+    transform, reduce = transform or identity(), reduce or mean("uniform")
+    check.instance(Transform, transform=transform)
+    check.instance(Reduction, reduce=reduce)
+
+    def start(received, row, turn):
+        return program.init(received, row.own, turn)
+
+    def finish(received, carry, row, turn):
+        update, own, metrics = program.finish(received, carry, row.own, turn)
+        return update, Row(own, jnp.bool_(True)), metrics
+
+    client = with_transform(program._replace(init=start, finish=finish), transform)
+
+    def of_transform(params: Params) -> PyTree:
+        return transform.init(trained(split(params)[0]))
+
+    def init(params, num_clients):
+        row = (Row(keep(params), jnp.bool_(False)), of_transform(params))
+        return State(params, repeat_rows(row, num_clients))
+
+    def own_models(state, row):
+        row, _ = row
+        own = own_model(state.params, row.own)
+        return {"personal": select(row.took_part, own, state.params)}
+
+    def round(state, cohort, key):
+        shared, rest = split(state.params)
+        results = map_clients(
+            client, shared, cohort, key, reduce=reduce, client_state=state.clients
+        )
+        step = jax.tree.map(lambda d: server_lr * d, trained(results.update))
+        shared = server.move(shared, step, results.update)
+        params = shared if rest is None else merge(shared, rest)
+        return State(params, results.client_state), results.metrics
+
+    return Algorithm(
+        name=name,
+        config=config,
+        work=config.work,
+        init=init,
+        round=round,
+        own_models=own_models,
+        client_bytes=lambda params: (
+            client_bytes(params) + num_bytes(jax.eval_shape(of_transform, params))
+        ),
+        parts={"transform": transform.name, "reduce": reduce.name},
+    )
+
+
+def with_own_model(
+    program: ClientProgram,
+    optimizer: optax.GradientTransformation,
+    own_step: Callable[[Params, Params, Carry, Batch, Turn], Carry],
+) -> ClientProgram:
+    """FedAvg's client, who trains a model of its own beside the server's.
+
+    The client's row is that model. Metrics gain "personal_train_loss", the mean over
+    local steps.
+
+    Args:
+      program: `fedjax_core.local.local_sgd`.
+      optimizer: of the own model. It starts anew in every round.
+      own_step: ``(received, model, own, batch, turn) -> own``, a step of the own model,
+        given the server's model as it was received and as it stands before this step.
+    """
+
+    def init(received, own, turn):
+        carry = Carry(own, optimizer.init(trained(own)), Mean.zero())
+        return program.init(received, (), turn), carry
+
+    def step(received, carry, batch, turn):
+        model, own = carry
+        beside = turn._replace(key=random.stream(turn.key, "personal"))
+        own = own_step(received, model.params, own, batch, beside)
+        return program.step(received, model, batch, turn), own
+
+    def finish(received, carry, own, turn):
+        model, own = carry
+        update, _, metrics = program.finish(received, model, (), turn)
+        # It is of the update alone; without it the engine looks at the row as well.
+        del metrics["failure"]
+        return update, own.params, metrics | {"personal_train_loss": own.train_loss}
+
+    return ClientProgram(init, step, finish)
+
+
+def partial_averaging(
+    name: str,
+    config: Any,
+    loss_fn: LossFn,
+    split: Split,
+    *,
+    scale: Callable[[Turn], tuple[Any, Any]] = lambda turn: (1, 1),
+    transform: Transform | None,
+    reduce: Reduction,
+) -> Algorithm:
+    """A method in which some parameters are shared and averaged, and others stay.
+
+    Args:
+      name: of the method.
+      config: its hyper-parameters, with fields `work` and `client_lr`, of plain SGD.
+      loss_fn: per-example losses.
+      split: which parameters are shared.
+      scale: factors of a step of those that are shared and of a client's own.
+      transform: as in `averaging`.
+      reduce: as in `averaging`.
+    """
+    sgd = optax.sgd(config.client_lr)
+
+    def init(shared, own, turn):
+        del turn
+        params = merge(shared, own)
+        return Carry(params, sgd.init(trained(params)), Mean.zero())
+
+    def step(shared, carry, batch, turn):
+        del shared
+        of_shared, of_own = scale(turn)
+        parts = split(trained(carry.params))
+        factors = merge(
+            jax.tree.map(lambda _: of_shared, parts[0]),
+            jax.tree.map(lambda _: of_own, parts[1]),
+        )
+        return sgd_step(loss_fn, sgd, carry, batch, turn.key, scale=factors)
+
+    def finish(shared, carry, own, turn):
+        del turn
+        local, own = split(carry.params)
+        delta = jax.tree.map(jnp.subtract, trained(local), trained(shared))
+        return with_stats(delta, local), own, {"train_loss": carry.train_loss}
+
+    return averaging(
+        name,
+        config,
+        ClientProgram(init, step, finish),
+        keep=lambda params: split(params)[1],
+        own_model=lambda params, own: merge(split(params)[0], own),
+        # A client's own parameters before and after.
+        client_bytes=lambda params: 2 * num_bytes(split(params)[1]),
+        split=split,
+        transform=transform,
+        reduce=reduce,
+    )
