@@ -315,8 +315,8 @@ class _Cohorts:
             metrics = []
             for i in range(len(self._states)):
                 state, first = self._states[i], i * self._at_once
+                seeds = slice(first, first + self._at_once)
                 if store is not None:
-                    seeds = slice(first, first + self._at_once)
                     state = state._replace(clients=store.gather(chunk, seeds))
                 state, part = self._run(state, chunk, examples, public, first)
                 if store is not None:

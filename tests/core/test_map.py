@@ -260,7 +260,9 @@ def test_rounds_copy_no_rows_of_clients_that_take_no_part(name):
 
         state = jnp.zeros(50), jnp.zeros((num_clients, 50))
         compiled = jax.jit(rounds, donate_argnums=0).lower(state, cohort).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        memory = compiled.memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
 
     assert temporary_bytes(2000) - temporary_bytes(1000) < 4 * 50 * 1000
 
