@@ -23,11 +23,23 @@ from fedjax_core import (
     top_k,
     trimmed_mean,
 )
-from fedjax_core.algorithms import fedavg, scaffold
+from fedjax_core.algorithms import (
+    fedavg,
+    feddyn,
+    fednova,
+    fedopt,
+    fedprox,
+    fedsgd,
+    local_only,
+    mimelite,
+    qfedavg,
+    scaffold,
+)
 from fedjax_core.plan import Capacity, Draft
 
 FEDAVG = fedavg.Config(work=LocalWork(batch_size=4, epochs=2))
 SCAFFOLD = scaffold.Config(work=LocalWork(batch_size=4, epochs=2))
+WORK = LocalWork(batch_size=4, epochs=2)
 METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": lambda loss: fedavg.make(FEDAVG, loss),
     "fedavg, top-k, Adam on the server": lambda loss: fedavg.make(
@@ -43,6 +55,22 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "scaffold, clipped and noisy": lambda loss: scaffold.make(
         SCAFFOLD, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
     ),
+    "fedyogi": lambda loss: fedopt.make(fedopt.Config(rule="yogi", work=WORK), loss),
+    "fedsgd": lambda loss: fedsgd.make(fedsgd.Config(batch_size=4), loss),
+    "fedprox": lambda loss: fedprox.make(fedprox.Config(mu=0.5, work=WORK), loss),
+    "fednova, momentum": lambda loss: fednova.make(
+        fednova.Config(mu=0.5, momentum=0.9, work=WORK), loss
+    ),
+    "feddyn": lambda loss: feddyn.make(
+        feddyn.Config(work=WORK), loss, transform=top_k(0.5)
+    ),
+    "mimelite, Adam": lambda loss: mimelite.make(
+        mimelite.Config(client_lr=0.02, beta2=0.9, tau=0.1, work=WORK), loss
+    ),
+    "qfedavg": lambda loss: qfedavg.make(
+        qfedavg.Config(q=2.0, work=WORK), loss, transform=top_k(0.5)
+    ),
+    "local only": lambda loss: local_only.make(local_only.Config(work=WORK), loss),
 }
 
 SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
@@ -118,16 +146,22 @@ def assert_same(got, expected):
 def test_rounds_move_the_model_and_stay_finite(runner, expected):
     state, metrics = expected
     chex.assert_tree_all_finite(state)
+    sends = runner.algorithm.name != "local_only"
+    first, last = runner.state, state
+    if sends:
+        first, last = first.params, last.params
+    else:
+        first, last = first.clients, last.clients
     for before, after in zip(
-        jax.tree.leaves(PARAMS), jax.tree.leaves(state.params), strict=True
+        jax.tree.leaves(first), jax.tree.leaves(last), strict=True
     ):
         assert np.all(np.abs(before - after).max() > 1e-3)
     for m in metrics:
         assert m["valid_clients"] == 4
         assert m["excluded_clients"] == 0
         assert 0 < m["train_loss"] < 10
-        assert m["uplink_bytes"] > 0
-        assert m["downlink_bytes"] > 0
+        assert (m["uplink_bytes"] > 0) == sends
+        assert (m["downlink_bytes"] > 0) == sends
 
 
 def test_init_is_the_given_model(runner):
