@@ -1,12 +1,13 @@
 r"""MimeLite: clients take the steps of a centralised optimiser with frozen statistics.
 
 The server keeps a mean m of gradients, 0 at first, and a mean v of their squares, at
-first :math:`\tau^2`. Clients step by them and leave them as they are. With uniform means
-over the cohort S, a round from :math:`x` is
+first :math:`\tau^2`. Clients step by both and leave them as they are: a round of the
+cohort S from :math:`x` is
 
 .. math::
 
-  y_i \leftarrow y_i - \eta_l \frac{(1 - \beta_1) g_i(y_i) + \beta_1 m}{\sqrt{v} + \tau},
+  y_i \leftarrow y_i
+    - \eta_l \frac{(1 - \beta_1) g_i(y_i) + \beta_1 m}{\sqrt{v} + \tau},
   \qquad g = \frac{1}{|S|} \sum_{i \in S} \nabla f_i(x),
 
 .. math::

@@ -61,15 +61,11 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "fednova, momentum": lambda loss: fednova.make(
         fednova.Config(mu=0.5, momentum=0.9, work=WORK), loss
     ),
-    "feddyn": lambda loss: feddyn.make(
-        feddyn.Config(work=WORK), loss, transform=top_k(0.5)
-    ),
+    "feddyn": lambda loss: feddyn.make(feddyn.Config(work=WORK), loss),
     "mimelite, Adam": lambda loss: mimelite.make(
         mimelite.Config(client_lr=0.02, beta2=0.9, tau=0.1, work=WORK), loss
     ),
-    "qfedavg": lambda loss: qfedavg.make(
-        qfedavg.Config(q=2.0, work=WORK), loss, transform=top_k(0.5)
-    ),
+    "qfedavg": lambda loss: qfedavg.make(qfedavg.Config(q=2.0, work=WORK), loss),
     "local only": lambda loss: local_only.make(local_only.Config(work=WORK), loss),
 }
 
