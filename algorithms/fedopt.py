@@ -84,7 +84,7 @@ def server_optimizer(config: Config) -> optax.GradientTransformation:
             jax.tree.map(lambda p: jnp.full_like(p, tau**2), params),
         )
 
-    def squares(v, g):
+    def square_rule(v, g):
         g2 = jnp.square(g)
         return {
             "adagrad": lambda: v + g2,
@@ -92,18 +92,18 @@ def server_optimizer(config: Config) -> optax.GradientTransformation:
             "yogi": lambda: v - (1 - beta2) * g2 * jnp.sign(v - g2),
         }[config.rule]()
 
-    def update(gradient, moments, params=None):
+    def update(updates, state, params=None):
         del params
         mean = jax.tree.map(
-            lambda m, g: beta1 * m + (1 - beta1) * g, moments.mean, gradient
+            lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates
         )
-        square = jax.tree.map(squares, moments.square, gradient)
+        square = jax.tree.map(square_rule, state.square, updates)
         step = jax.tree.map(
             lambda m, v: -config.server_lr * m / (jnp.sqrt(v) + tau), mean, square
         )
         return step, Moments(mean, square)
 
-    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+    return optax.GradientTransformation(init, update)
 
 
 def make(

@@ -55,7 +55,8 @@ def client_program(
 
     def init(shared, client_state, turn):
         del shared
-        return local.init(*client_state, turn)
+        params, opt_state = client_state
+        return local.init(params, opt_state, turn)
 
     def finish(shared, carry, client_state, turn):
         del shared, client_state, turn

@@ -93,19 +93,19 @@ def base_optimizer(config: Config) -> optax.GradientTransformation:
             return mean, ()
         return mean, jax.tree.map(lambda p: jnp.full_like(p, config.tau**2), params)
 
-    def update(gradient, statistics, params=None):
+    def update(updates, state, params=None):
         del params
-        mean, square = statistics
-        mean = decay(config.beta1, mean, gradient)
+        mean, square = state
+        mean = decay(config.beta1, mean, updates)
         step = jax.tree.map(lambda m: -config.client_lr * m, mean)
         if config.beta2 is not None:
             step = jax.tree.map(
                 lambda s, v: s / (jnp.sqrt(v) + config.tau), step, square
             )
-            square = decay(config.beta2, square, jax.tree.map(jnp.square, gradient))
+            square = decay(config.beta2, square, jax.tree.map(jnp.square, updates))
         return step, (mean, square)
 
-    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+    return optax.GradientTransformation(init, update)
 
 
 def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:

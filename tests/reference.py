@@ -55,7 +55,7 @@ def local_sgd(
     start.
     """
     start, params, losses = params, dict(params), []
-    velocity = dict.fromkeys(params, 0.0)
+    velocity = {name: np.zeros_like(p) for name, p in params.items()}
     for batch in batches:
         loss, grad = softmax_gradient(params, x[batch], y[batch])
         losses.append(loss)

@@ -31,7 +31,7 @@ WORK = LocalWork(batch_size=3, epochs=2)
 
 def step(moves, losses, sizes, q, lr):
     """The sums of the paper, with L = 1 / lr."""
-    lipschitz, numerator, denominator = 1 / lr, 0.0, 0.0
+    lipschitz, numerator, denominator = 1 / lr, np.zeros(1), 0.0
     for i, move in moves.items():
         grad = -lipschitz * move
         numerator = numerator + sizes[i] * losses[i] ** q * grad
@@ -102,7 +102,7 @@ def distance(w, batch, key):
 
 def one_round(q, targets, loss_fn=distance):
     """The step from w = 0 in a round with a client at each target."""
-    train = Packed({"x": np.float32(targets)}, np.arange(len(targets) + 1))
+    train = Packed({"x": np.array(targets, np.float32)}, np.arange(len(targets) + 1))
     algorithm = qfedavg.make(qfedavg.Config(q=q, work=LocalWork()), loss_fn)
     ids = range(len(targets))
     cohort = plan_round(ids, train, algorithm.work, seed=0, round=0)
