@@ -2,7 +2,8 @@
 
 In the engine this is one client that holds everything: `pool` makes that population,
 `same_work` the steps in which a round looks at as many examples as a federated one, and
-the optimiser goes on from round to round. Run it with ``cohort_size=1``.
+the optimiser goes on from round to round. Each round draws its examples anew, from all
+of them without replacement. Run it with ``cohort_size=1``.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ class Config:
 
     Attributes:
       client_lr: step size of SGD.
-      work: what is between two evaluations at least, see `same_work`.
+      work: steps of a round, see `same_work`.
     """
 
     client_lr: float = 0.1

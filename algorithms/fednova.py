@@ -16,7 +16,7 @@ With a proximal term the authors' code has :math:`\sum_i p_i \tau_i` for the fir
 
 References:
   Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-  Optimization", NeurIPS 2020, Algorithm 1 and section 4.
+  Optimization", NeurIPS 2020, section 4 (the a_i) and 5.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ corrects a bias, as optax's Adam and Yogi do.
 References:
   Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
   Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated
-  Visual Classification", 2019, section 4.3 (FedAvgM).
+  Visual Classification", 2019 (FedAvgM).
 """
 
 import dataclasses

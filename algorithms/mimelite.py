@@ -142,6 +142,7 @@ def make(
         return State(params, server.init(base, params))
 
     def round(state, cohort, key):
+        # In this order, whoever diverges in its steps has no say in the statistics.
         local = map_clients(client, state, cohort, key, reduce=reduce)
         full = map_clients(
             gradient,
