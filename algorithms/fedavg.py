@@ -40,6 +40,7 @@ from fedjax_core.types import (
 )
 
 Program = Callable[[LossFn, optax.GradientTransformation], ClientProgram]
+"""``(loss_fn, client_optimizer) -> program``, of the optimiser's local steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core import check, random, server
-from fedjax_core.arrays import num_bytes
-from fedjax_core.local import check_whole_epochs, full_gradient, local_sgd
+from fedjax_core.local import (
+    check_whole_epochs,
+    full_gradient,
+    init_bytes,
+    local_sgd,
+)
 from fedjax_core.map import map_clients, two_passes
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import (
@@ -164,7 +168,6 @@ def make(
         work=config.work,
         init=init,
         round=round,
-        # The statistics.
-        client_bytes=lambda params: 2 * num_bytes(params),
+        client_bytes=init_bytes(base),
         parts={"reduce": reduce.name},
     )
