@@ -18,18 +18,29 @@ References:
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import jax
 import optax
 
 from fedjax_core import check, server
-from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import local_sgd
+from fedjax_core.arrays import repeat_rows
+from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
-from fedjax_core.types import Algorithm, LocalWork, LossFn, Params, trained
+from fedjax_core.types import (
+    Algorithm,
+    ClientProgram,
+    LocalWork,
+    LossFn,
+    Params,
+    PyTree,
+    trained,
+)
+
+Program = Callable[[LossFn, optax.GradientTransformation], ClientProgram]
+"""``(loss_fn, client_optimizer) -> program``, of the optimiser's local steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +71,7 @@ class State(NamedTuple):
     params: Params
     opt_state: Any  # of the server optimiser
     downlink: Any  # of the downlink transform
-    clients: Any  # [N, ...] state of the transform: residuals, say
+    clients: Any  # [N, ...] state of the program and of the transform: residuals, say
 
 
 def make(
@@ -69,6 +80,8 @@ def make(
     *,
     client_optimizer: optax.GradientTransformation | None = None,
     server_optimizer: optax.GradientTransformation | None = None,
+    program: Program = local_sgd,
+    keep: Callable[[Params], PyTree] = lambda params: (),
     transform: Transform | None = None,
     reduce: Reduction | None = None,
     downlink: Transform | None = None,
@@ -80,6 +93,8 @@ def make(
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
       client_optimizer: instead of SGD with ``config.client_lr``.
       server_optimizer: instead of SGD with ``config.server_lr``.
+      program: what a client does instead of plain local steps, its update a delta.
+      keep: parameters -> the row of a client's state that `program` starts with.
       transform: applied to every delta before it is sent: clipping, compression.
       reduce: instead of the weighted mean: a robust or a noisy aggregation.
       downlink: applied to the server's step before clients receive it.
@@ -89,10 +104,11 @@ def make(
     transform, reduce = transform or identity(), reduce or mean(config.weights)
     check.instance(Transform, transform=transform)
     check.instance(Reduction, reduce=reduce)
-    client = with_transform(local_sgd(loss_fn, client_opt), transform)
+    client = with_transform(program(loss_fn, client_opt), transform)
 
     def init(params, num_clients):
-        clients = repeat_rows(((), transform.init(trained(params))), num_clients)
+        row = (keep(params), transform.init(trained(params)))
+        clients = repeat_rows(row, num_clients)
         kept = downlink.init(trained(params)) if downlink else ()
         return State(params, server.init(server_opt, params), kept, clients)
 
@@ -114,14 +130,7 @@ def make(
         work=config.work,
         init=init,
         round=round,
-        client_bytes=lambda params: num_bytes(
-            jax.eval_shape(
-                lambda: (
-                    client_opt.init(trained(params)),
-                    transform.init(trained(params)),
-                )
-            )
-        ),
+        client_bytes=init_bytes(client_opt, transform),
         parts={
             "client_optimizer": "custom" if client_optimizer else "sgd",
             "server_optimizer": "custom" if server_optimizer else "sgd",

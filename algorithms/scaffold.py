@@ -29,9 +29,8 @@ import optax
 
 from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import Carry, sgd_step, with_stats
+from fedjax_core.local import local_sgd, with_stats
 from fedjax_core.map import map_clients
-from fedjax_core.metrics import Mean
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
@@ -73,35 +72,30 @@ class State(NamedTuple):
 
 def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
     """One client of Algorithm 1; shared is ``(x, c)``, the client state is ``c_i``."""
-    sgd = optax.sgd(config.client_lr)
+    local = local_sgd(loss_fn, optax.sgd(config.client_lr))
 
     def init(shared, control_i, turn):
-        del turn
         params, control = shared
         correction = jax.tree.map(jnp.subtract, control, control_i)
-        return Carry(params, sgd.init(trained(params)), Mean.zero()), correction
-
-    def step(shared, carry, batch, turn):
-        del shared
-        carry, correction = carry
-        return sgd_step(loss_fn, sgd, carry, batch, turn.key, correction), correction
+        carry = local.init(params, (), turn)
+        return carry._replace(correction=correction)
 
     def finish(shared, carry, control_i, turn):
-        (params, _), (carry, correction) = shared, carry
+        params, _ = shared
         delta = jax.tree.map(jnp.subtract, trained(carry.params), trained(params))
         new = jax.tree.map(
             lambda c, correct, d: jnp.astype(
                 -correct - d / (turn.num_steps * config.client_lr), c.dtype
             ),
             control_i,
-            correction,
+            carry.correction,
             delta,
         )
         update = {"delta": delta, "control": jax.tree.map(jnp.subtract, new, control_i)}
         metrics = {"train_loss": carry.train_loss}
         return with_stats(update, carry.params), new, metrics
 
-    return ClientProgram(init, step, finish)
+    return ClientProgram(init, local.step, finish)
 
 
 def make(

@@ -1,17 +1,21 @@
 """Local training: the client programs that most methods are made of."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
+from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.map import all_finite, sum_of_values
-from fedjax_core.metrics import Mean
+from fedjax_core.metrics import Mean, Sum
 from fedjax_core.types import (
     Batch,
     ClientProgram,
     Key,
+    LocalWork,
     LossFn,
     Params,
     PyTree,
@@ -27,6 +31,7 @@ class Carry(NamedTuple):
     params: Params
     opt_state: Any
     train_loss: Mean  # over local steps, each the mean loss of its batch
+    correction: Params | None = None  # what `local_sgd` adds to every gradient
 
 
 def with_stats(update: PyTree, params: Params) -> PyTree:
@@ -82,7 +87,7 @@ def sgd_step(
 
     (loss, stats), grads = jax.value_and_grad(objective, has_aux=True)(start)
     if correction is not None:
-        grads = jax.tree.map(jnp.add, grads, correction)
+        grads = jax.tree.map(lambda g, c: g + c.astype(g.dtype), grads, correction)
     # Line searches and plateau rules ask for the loss; others never see these.
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
         grads,
@@ -100,7 +105,12 @@ def sgd_step(
         params = params._replace(stats=stats)
     seen = carry.train_loss
     this = Mean(loss.astype(seen.total.dtype), jnp.ones_like(seen.count))
-    return Carry(params, opt_state, seen + this)
+    return carry._replace(params=params, opt_state=opt_state, train_loss=seen + this)
+
+
+def proximal_gradient(mu: ArrayLike, params: Params, center: Params) -> PyTree:
+    r"""The gradient :math:`\mu (w - c)` of a proximal term, of trained parameters."""
+    return jax.tree.map(lambda w, c: mu * (w - c), trained(params), trained(center))
 
 
 def local_sgd(
@@ -109,11 +119,13 @@ def local_sgd(
     *,
     schedule: optax.Schedule | None = None,
     keep_optimizer: bool = False,
+    proximal: ArrayLike | None = None,
 ) -> ClientProgram:
-    """Local steps of `optimizer` from the server's parameters; the update is the delta.
+    r"""Local steps from the server's parameters; the update is the delta.
 
     ``shared`` is the server's parameters. Metrics: "train_loss", the mean over local
-    steps.
+    steps. Methods that correct a client's gradients put what they add to them into the
+    carry, in an `init` of their own.
 
     Args:
       loss_fn: per-example losses.
@@ -124,6 +136,8 @@ def local_sgd(
         the last factor of the optimiser, as in SGD with momentum or Adam.
       keep_optimizer: the client's row of the state is the optimiser's state (start with
         ``optimizer.init(trained(params))``), which goes on where the client left it.
+      proximal: :math:`\mu` of the term :math:`\frac{\mu}{2} \lVert w - w_t \rVert^2`
+        that is added to the loss, around the server's parameters :math:`w_t`.
     """
 
     def init(params, client_state, turn):
@@ -132,9 +146,14 @@ def local_sgd(
         return Carry(params, opt_state, Mean.zero())
 
     def step(params, carry, batch, turn):
-        del params
         scale = None if schedule is None else jnp.asarray(schedule(turn.round))
-        return sgd_step(loss_fn, optimizer, carry, batch, turn.key, scale=scale)
+        correction = carry.correction
+        if proximal is not None:
+            pull = proximal_gradient(proximal, carry.params, params)
+            correction = (
+                pull if correction is None else jax.tree.map(jnp.add, correction, pull)
+            )
+        return sgd_step(loss_fn, optimizer, carry, batch, turn.key, correction, scale)
 
     def finish(params, carry, client_state, turn):
         del turn
@@ -157,3 +176,94 @@ def local_sgd(
         return with_stats(delta(), local), kept, metrics
 
     return ClientProgram(init, step, finish)
+
+
+def init_bytes(*parts: Any) -> Callable[[Params], int]:
+    """Bytes of what the `init` of optimisers and transforms makes of parameters."""
+
+    def count(params):
+        shapes = jax.eval_shape(lambda: [part.init(trained(params)) for part in parts])
+        return num_bytes(shapes)
+
+    return count
+
+
+def check_whole_epochs(work: LocalWork) -> None:
+    """Raises ValueError unless an epoch of `work` sees all of a client's examples."""
+    if work.steps is not None or work.drop_remainder:
+        raise ValueError(
+            f"work must count epochs and keep their short batches for a method that "
+            f"looks at all of a client's examples, got {work}."
+        )
+
+
+def full_loss(loss_fn: LossFn) -> ClientProgram:
+    """The mean loss of the client's examples at the server's parameters.
+
+    ``shared`` is the parameters and the update empty; steps are those of one epoch, see
+    `Cohort.first_epochs`. Metrics: "loss", over examples, and what sending it costs.
+    """
+
+    def init(params, client_state, turn):
+        del params, client_state, turn
+        return Mean.zero()
+
+    def step(params, carry, batch, turn):
+        loss, _ = batch_loss(loss_fn, params, batch, turn.key)
+        return _add_batch(carry, loss, batch)
+
+    def finish(params, carry, client_state, turn):
+        del params, turn
+        metrics = {"loss": carry, "uplink_bytes": Sum(jnp.float32(num_bytes(carry[0])))}
+        return (), client_state, metrics
+
+    return ClientProgram(init, step, finish)
+
+
+def full_gradient(loss_fn: LossFn) -> ClientProgram:
+    """The gradient of the client's mean loss at the server's parameters.
+
+    ``shared`` is the parameters; steps are those of one epoch, see
+    `Cohort.first_epochs`. Batches weigh by their examples, so that their size is of no
+    account. Running statistics move as in local training. Metrics: "train_loss", the
+    mean over examples.
+    """
+
+    def init(params, client_state, turn):
+        del client_state, turn
+        total = jax.tree.map(lambda p: jnp.zeros_like(wide(p)), trained(params))
+        return params, total, Mean.zero()
+
+    def step(params, carry, batch, turn):
+        del params
+        params, total, seen = carry
+
+        def objective(weights):
+            now = with_trained(params, weights)
+            return batch_loss(loss_fn, now, batch, turn.key)
+
+        value_and_grad = jax.value_and_grad(objective, has_aux=True)
+        (loss, stats), grads = value_and_grad(trained(params))
+        count = batch["example_mask"].sum()
+        total = jax.tree.map(lambda t, g: t + count * wide(g), total, grads)
+        if isinstance(params, Stateful):
+            params = params._replace(stats=stats)
+        return params, total, _add_batch(seen, loss, batch)
+
+    def finish(params, carry, client_state, turn):
+        del turn
+        local, total, seen = carry
+        gradient = jax.tree.map(
+            lambda t, p: (t / jnp.maximum(seen.count, 1)).astype(p.dtype),
+            total,
+            trained(params),
+        )
+        return with_stats(gradient, local), client_state, {"train_loss": seen}
+
+    return ClientProgram(init, step, finish)
+
+
+def _add_batch(seen: Mean, loss: jax.Array, batch: Batch) -> Mean:
+    """A mean over examples, with those of a batch of this mean loss."""
+    count = batch["example_mask"].sum().astype(seen.count.dtype)
+    return seen + Mean(count * loss.astype(seen.total.dtype), count)

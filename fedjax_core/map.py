@@ -52,6 +52,26 @@ class ClientResults(NamedTuple):
     valid: jax.Array
 
 
+def two_passes(first: ClientResults, second: ClientResults) -> Metrics:
+    """The metrics of a round that went over its cohort twice.
+
+    The second pass is meant to leave out clients that the first one excluded,
+    ``cohort.only(first.valid)``. Local steps and what clients send add up, a client
+    that either pass excludes is excluded, and all else that both have is the second's,
+    but for what clients received: they keep it from the first pass.
+    """
+    failure = jnp.where(first.failure > 0, first.failure, second.failure)
+    sums = {
+        name: first.metrics[name] + second.metrics[name]
+        for name in ("local_steps", "uplink_bytes")
+    }
+    return (first.metrics | second.metrics | sums) | {
+        "excluded_clients": (failure > 0).sum(),
+        "downlink_bytes": first.metrics["downlink_bytes"],
+        "failure": failure,
+    }
+
+
 def map_clients(
     program: ClientProgram,
     shared: PyTree,

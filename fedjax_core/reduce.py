@@ -75,7 +75,9 @@ def _weights(by: Any, arrivals: Arrivals) -> jax.Array:
     if isinstance(by, str):
         w = arrivals.num_examples if by == "examples" else jnp.ones_like(arrivals.slot)
     else:
-        w = jnp.asarray(by).at[arrivals.slot].get(mode="fill", fill_value=0)
+        # On a mesh, weights that an earlier pass returned belong to all devices: a copy
+        # made here is the device's own.
+        w = jnp.copy(by).at[arrivals.slot].get(mode="fill", fill_value=0)
     return jnp.where(arrivals.valid, w.astype(float), 0.0)
 
 

@@ -46,15 +46,24 @@ def local_sgd(
     batches: list[np.ndarray],
     lr: float,
     correction: Tree | None = None,
+    proximal: float = 0.0,
+    momentum: float = 0.0,
 ) -> tuple[Tree, list[float]]:
-    """SGD through `batches` of indices; `correction` is added to every gradient."""
-    params, losses = dict(params), []
+    """SGD through `batches` of indices.
+
+    `correction` is added to every gradient, and so is `proximal` times the way from the
+    start.
+    """
+    start, params, losses = params, dict(params), []
+    velocity = {name: np.zeros_like(p) for name, p in params.items()}
     for batch in batches:
         loss, grad = softmax_gradient(params, x[batch], y[batch])
         losses.append(loss)
         for name in params:
-            extra = 0.0 if correction is None else correction[name]
-            params[name] = params[name] - lr * (grad[name] + extra)
+            extra = proximal * (params[name] - start[name])
+            extra = extra if correction is None else extra + correction[name]
+            velocity[name] = momentum * velocity[name] + grad[name] + extra
+            params[name] = params[name] - lr * velocity[name]
     return params, losses
 
 

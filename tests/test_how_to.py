@@ -24,3 +24,13 @@ def test_bring_a_model(capsys: pytest.CaptureFixture) -> None:
     for model in (names["other"], names["regression"]):
         jax_params = model.init(names["jax"].random.key(0))
         assert names["jax"].tree.leaves(jax_params)
+
+
+def test_compare_with_baselines(capsys: pytest.CaptureFixture) -> None:
+    names = run_guide("compare-with-baselines.md")
+    assert capsys.readouterr().out
+    alone, together = names["alone"], names["together"]
+    untrained = alone.final("test_accuracy")[0]
+    assert untrained < alone.final("test_local_accuracy")[0]
+    assert names["federated"].final("test_accuracy")[0] > 0.7
+    assert together.final("test_accuracy")[0] > 0.9

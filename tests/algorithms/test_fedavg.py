@@ -7,40 +7,30 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.algorithms.softmax_rounds import (
+    COHORTS,
+    EXAMPLES,
+    KEY,
+    OFFSETS,
+    PARAMS,
+    SIZES,
+    START,
+    TRAIN,
+    X,
+    Y,
+    assert_close,
+    rounds,
+)
 from tests.reference import (
     fedavg_delta,
     fedavg_round,
     softmax_gradient,
     softmax_loss,
-    softmax_problem,
     visits,
 )
 
-from fedjax_core import LocalWork, Packed, plan_round
+from fedjax_core import LocalWork, plan_round
 from fedjax_core.algorithms import fedavg
-
-SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
-COHORTS = [[2, 0, 5, 7], [1, 7, 3, 4], [0, 2, 4, 5], [6, 7, 1, 2]]
-EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
-TRAIN = Packed(EXAMPLES, OFFSETS)
-X, Y = EXAMPLES["x"].astype(np.float64), EXAMPLES["y"]
-START = {name: p.astype(np.float64) for name, p in PARAMS.items()}
-KEY = jax.random.key(0)  # a softmax regression draws nothing
-
-
-def assert_close(got, expected, rtol=1e-5):
-    for name in expected:
-        np.testing.assert_allclose(got[name], expected[name], rtol=rtol, atol=1e-6)
-
-
-def rounds(algorithm, cohorts, params=PARAMS):
-    """Yields the state and the metrics after every round, and the plan before it."""
-    state = algorithm.init(params, len(SIZES))
-    step = jax.jit(algorithm.round)
-    for t, ids in enumerate(cohorts):
-        cohort = plan_round(ids, TRAIN, algorithm.work, seed=3, round=t)
-        state, metrics = step(state, cohort, KEY)
-        yield state, metrics, cohort
 
 
 @pytest.mark.parametrize(

@@ -5,41 +5,32 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from tests.algorithms.softmax_rounds import (
+    COHORTS,
+    EVERYONE,
+    EXAMPLES,
+    KEY,
+    OFFSETS,
+    PARAMS,
+    SIZES,
+    START,
+    TRAIN,
+    ZEROS,
+    N,
+    X,
+    Y,
+    assert_close,
+    rounds,
+)
 from tests.reference import (
     scaffold_round,
     softmax_gradient,
     softmax_loss,
-    softmax_problem,
     visits,
 )
 
 from fedjax_core import LocalWork, Packed, clip, plan_round
 from fedjax_core.algorithms import fedavg, scaffold
-
-SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
-N = len(SIZES)
-COHORTS = [[2, 0, 5, 7], [1, 7, 3, 4], [0, 2, 4, 5], [6, 7, 1, 2]]
-EVERYONE = [0, 1, 2, 4, 5, 6, 7]  # client 3 has no examples
-EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
-TRAIN = Packed(EXAMPLES, OFFSETS)
-X, Y = EXAMPLES["x"].astype(np.float64), EXAMPLES["y"]
-START = {name: p.astype(np.float64) for name, p in PARAMS.items()}
-ZEROS = {name: np.zeros_like(p) for name, p in START.items()}
-KEY = jax.random.key(0)
-
-
-def assert_close(got, expected, rtol=1e-5):
-    for name in expected:
-        np.testing.assert_allclose(got[name], expected[name], rtol=rtol, atol=2e-6)
-
-
-def rounds(algorithm, cohorts, train=TRAIN):
-    state = algorithm.init(PARAMS, train.num_clients)
-    step = jax.jit(algorithm.round)
-    for t, ids in enumerate(cohorts):
-        cohort = plan_round(ids, train, algorithm.work, seed=3, round=t)
-        state, metrics = step(state, cohort, KEY)
-        yield state, metrics, cohort
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,16 @@ import optax
 import pytest
 
 from fedjax_core import Execution, FederatedData, LocalWork, models, server, simulate
-from fedjax_core.algorithms import fedavg, scaffold
+from fedjax_core.algorithms import (
+    fedavg,
+    feddyn,
+    fednova,
+    fedsgd,
+    local_only,
+    mimelite,
+    qfedavg,
+    scaffold,
+)
 from fedjax_core.compress.sparsifiers import top_k
 from fedjax_core.metrics import Mean
 from fedjax_core.transform import clip
@@ -150,6 +159,53 @@ def test_the_first_round_of_scaffold_averages_clients_uniformly():
     assert_is(result.state.params, weights, stats)
     trained = jax.tree.structure(result.state.params.params)
     assert jax.tree.structure(result.state.control) == trained
+
+
+FIRST_ROUNDS = {
+    # Method: step along the mean delta, weights of clients, local steps.
+    "fednova": (
+        lambda loss: fednova.make(fednova.Config(**CONFIG), loss),
+        (1.0, "examples", 2),
+    ),
+    "fedsgd": (
+        lambda loss: fedsgd.make(fedsgd.Config(server_lr=LR, batch_size=8), loss),
+        (1.0, "examples", 1),
+    ),
+    # From h = 0 and with everyone, h / alpha is minus the mean delta.
+    "feddyn": (
+        lambda loss: feddyn.make(feddyn.Config(**CONFIG, alpha=1e-5), loss),
+        (2.0, "uniform", 2),
+    ),
+    "mimelite": (
+        lambda loss: mimelite.make(mimelite.Config(**CONFIG, beta1=0.0), loss),
+        (1.0, "uniform", 2),
+    ),
+    "qfedavg": (
+        lambda loss: qfedavg.make(qfedavg.Config(**CONFIG, q=0.0), loss),
+        (1.0, "uniform", 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_ROUNDS)
+def test_methods_average_statistics_by_their_weights(name):
+    make, (server_lr, by, steps) = FIRST_ROUNDS[name]
+    data = make_data()
+    result = run(make(MODEL.loss), data)
+    weights, stats = one_round(*start(), data, lambda d: server_lr * d, by, steps)
+    assert_is(result.state.params, weights, stats)
+
+
+def test_local_training_keeps_the_statistics_of_each_client():
+    data = make_data()
+    config = local_only.Config(**CONFIG)
+    result = run(local_only.make(config, MODEL.loss), data)
+    for i in range(len(SIZES)):
+        client = {k: v.astype(np.float64) for k, v in data.train.client(i).items()}
+        expected = local(*start(), client["x"], client["y"], 2)
+        assert_is(
+            jax.tree.map(lambda x, i=i: x[:, i], result.state.clients[0]), *expected
+        )
 
 
 def test_statistics_pass_beside_compression_and_not_past_clipping():

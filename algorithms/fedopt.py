@@ -1,0 +1,129 @@
+r"""FedAvgM, FedAdagrad, FedAdam, FedYogi: FedAvg with a server that has moments.
+
+With the mean delta :math:`\Delta_t` of FedAvg, all operations by coordinate,
+
+.. math::
+
+  m_t = \beta_1 m_{t-1} + (1 - \beta_1) \Delta_t, \qquad
+  w_{t+1} = w_t + \eta_s \frac{m_t}{\sqrt{v_t} + \tau},
+
+.. math::
+
+  v_t = \begin{cases}
+    v_{t-1} + \Delta_t^2 & \text{FedAdagrad} \\
+    \beta_2 v_{t-1} + (1 - \beta_2) \Delta_t^2 & \text{FedAdam} \\
+    v_{t-1} - (1 - \beta_2) \Delta_t^2 \operatorname{sign}(v_{t-1} - \Delta_t^2)
+      & \text{FedYogi,}
+  \end{cases}
+
+from :math:`m_0 = 0` and :math:`v_0 = \tau^2`. FedAvgM is
+:math:`m_t = \beta_1 m_{t-1} + \Delta_t` and :math:`w_{t+1} = w_t + \eta_s m_t`. Neither
+corrects a bias, as optax's Adam and Yogi do.
+
+References:
+  Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+  Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated
+  Visual Classification", 2019 (FedAvgM).
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import check
+from fedjax_core.algorithms import fedavg
+from fedjax_core.reduce import Reduction
+from fedjax_core.transform import Transform
+from fedjax_core.types import Algorithm, LossFn, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(fedavg.Config):
+    r"""Hyper-parameters of the family, with those of FedAvg.
+
+    Attributes:
+      rule: "avgm", "adagrad", "adam" or "yogi".
+      server_lr: :math:`\eta_s`.
+      beta1: decay of the mean; the paper sets it to 0 for FedAdagrad.
+      beta2: decay of the squares, of FedAdam and FedYogi.
+      tau: degree of adaptivity, of all but FedAvgM; smaller is more adaptive.
+    """
+
+    rule: Literal["avgm", "adagrad", "adam", "yogi"] = "adam"
+    server_lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self):
+        super().__post_init__()
+        check.one_of(("avgm", "adagrad", "adam", "yogi"), rule=self.rule)
+        check.fraction(beta1=self.beta1, beta2=self.beta2)
+        check.positive(tau=self.tau)
+
+
+class Moments(NamedTuple):
+    """What the server keeps of past deltas."""
+
+    mean: Params  # m
+    square: Params  # v
+
+
+def server_optimizer(config: Config) -> optax.GradientTransformation:
+    """The server's optimiser; its gradient is minus the mean delta."""
+    beta1, beta2, tau = config.beta1, config.beta2, config.tau
+    if config.rule == "avgm":
+        return optax.sgd(config.server_lr, momentum=beta1)
+
+    def init(params):
+        return Moments(
+            jax.tree.map(jnp.zeros_like, params),
+            jax.tree.map(lambda p: jnp.full_like(p, tau**2), params),
+        )
+
+    def square_rule(v, g):
+        g2 = jnp.square(g)
+        return {
+            "adagrad": lambda: v + g2,
+            "adam": lambda: beta2 * v + (1 - beta2) * g2,
+            "yogi": lambda: v - (1 - beta2) * g2 * jnp.sign(v - g2),
+        }[config.rule]()
+
+    def update(updates, state, params=None):
+        del params
+        mean = jax.tree.map(
+            lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates
+        )
+        square = jax.tree.map(square_rule, state.square, updates)
+        step = jax.tree.map(
+            lambda m, v: -config.server_lr * m / (jnp.sqrt(v) + tau), mean, square
+        )
+        return step, Moments(mean, square)
+
+    return optax.GradientTransformation(init, update)
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    client_optimizer: optax.GradientTransformation | None = None,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+    downlink: Transform | None = None,
+) -> Algorithm:
+    """Builds the method that ``config.rule`` names; arguments as in `fedavg.make`."""
+    algorithm = fedavg.make(
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        server_optimizer=server_optimizer(config),
+        transform=transform,
+        reduce=reduce,
+        downlink=downlink,
+    )
+    parts = {**algorithm.parts, "server_optimizer": config.rule}
+    return dataclasses.replace(algorithm, name=f"fed{config.rule}", parts=parts)

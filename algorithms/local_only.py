@@ -1,0 +1,100 @@
+"""Local training: every client trains a model of its own, and nothing is sent.
+
+The baseline that a personalised method has to beat. All clients start from the same
+parameters; whoever is in a cohort takes its local steps from where it stands. In
+evaluations "local" is the clients' own models. The server's is the one at the start.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_core import check
+from fedjax_core.arrays import num_bytes, repeat_rows
+from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.map import map_clients
+from fedjax_core.types import (
+    Algorithm,
+    ClientProgram,
+    LocalWork,
+    LossFn,
+    Params,
+    trained,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Hyper-parameters of local training.
+
+    Attributes:
+      client_lr: step size of the clients' SGD.
+      work: local work per client and round.
+    """
+
+    client_lr: float = 0.1
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self):
+        check.positive(client_lr=self.client_lr)
+
+
+class State(NamedTuple):
+    """What survives a round."""
+
+    params: Params  # at the start
+    clients: Any  # [N, ...], models and states of their optimisers
+
+
+def client_program(
+    loss_fn: LossFn, optimizer: optax.GradientTransformation
+) -> ClientProgram:
+    """One client; its state is its model and that of the optimiser, which goes on."""
+    local = local_sgd(loss_fn, optimizer, keep_optimizer=True)
+
+    def init(shared, client_state, turn):
+        del shared
+        params, opt_state = client_state
+        return local.init(params, opt_state, turn)
+
+    def finish(shared, carry, client_state, turn):
+        del shared, client_state, turn
+        return (), (carry.params, carry.opt_state), {"train_loss": carry.train_loss}
+
+    return ClientProgram(init, local.step, finish)
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    client_optimizer: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Builds local training for the given loss; arguments as in `fedavg.make`."""
+    client_opt = client_optimizer or optax.sgd(config.client_lr)
+    client = client_program(loss_fn, client_opt)
+
+    def init(params, num_clients):
+        row = (params, client_opt.init(trained(params)))
+        return State(params, repeat_rows(row, num_clients))
+
+    def round(state, cohort, key):
+        results = map_clients(
+            client, (), cohort, key, reduce=(), client_state=state.clients
+        )
+        return state._replace(clients=results.client_state), results.metrics
+
+    return Algorithm(
+        name="local_only",
+        config=config,
+        work=config.work,
+        init=init,
+        round=round,
+        own_models=lambda state, row: {"local": row[0]},
+        # Its row, before and after.
+        client_bytes=lambda params: (
+            num_bytes(params) + 2 * init_bytes(client_opt)(params)
+        ),
+        parts={"client_optimizer": "custom" if client_optimizer else "sgd"},
+    )
