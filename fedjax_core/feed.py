@@ -20,6 +20,7 @@ from fedjax_core.execution import round_operations
 from fedjax_core.participation import Participation
 from fedjax_core.plan import Capacity, Draft, fit, num_steps, usual_capacity
 from fedjax_core.types import Cohort, Execution, LocalWork
+from fedjax_core.virtual_time import Timed
 
 # About a second of rounds, by what a CPU and an accelerator can do in one.
 _CHUNK_OPERATIONS_CPU, _CHUNK_OPERATIONS = 5e10, 1e13
@@ -102,16 +103,17 @@ class Feed:
         return dataclasses.replace(self, max_rounds=max(1, int(rounds)))
 
     def _draft(self, seed: int, round: int) -> Draft:
-        num_clients = self.train.num_clients
-        draft = Draft(
-            self.participation.draw(seed, round, num_clients),
+        drawn, of_round = self.participation, (seed, round, self.train.num_clients)
+        starts = drawn.start_rounds(*of_round) if isinstance(drawn, Timed) else None
+        return Draft(
+            drawn.draw(*of_round),
             self.train.offsets,
             self.work,
             seed=seed,
             round=round,
             execution=self.execution,
+            start_rounds=starts,
         )
-        return draft
 
     def chunk(self, first: int, rounds: int, usual: Capacity) -> Chunk:
         """Draws, plans and ships rounds ``first .. first + rounds - 1``."""

@@ -16,6 +16,8 @@ participation     cohort         a client takes part with probability
 `Availability`    C              C / (number available this round) if available
 ================  =============  ==================================================
 
+On devices of unequal speed see `fedjax_core.virtual_time`.
+
 Anything with the three methods of `Participation` can be passed where these can; take
 the random numbers of such a class from `generator`. The same seed gives the same
 cohorts under the same NumPy; a new release may change what its `Generator` returns.
@@ -204,7 +206,7 @@ class Weighted:
 
     def __post_init__(self):
         check.positive_int(cohort_size=self.cohort_size)
-        weights = _numbers("weights", self.weights)
+        weights = numbers("weights", self.weights)
         object.__setattr__(self, "weights", weights)
         num_positive = int(np.count_nonzero(weights))
         if num_positive < self.cohort_size:
@@ -320,7 +322,7 @@ def _non_negative_int(**values: Any) -> None:
             raise ValueError(f"{name} must be >= 0, got {value!r}.")
 
 
-def _numbers(name: str, values: npt.ArrayLike) -> np.ndarray:
+def numbers(name: str, values: npt.ArrayLike) -> np.ndarray:
     """A read-only float64 copy of `values`, checked to be 1-D, finite and >= 0."""
     try:
         array = np.array(values, dtype=np.float64)

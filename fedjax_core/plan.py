@@ -59,6 +59,7 @@ class Draft:
       seed: seed of the run.
       round: number of the round; with the seed it decides the order of examples.
       execution: blocks and devices.
+      start_rounds: as `Cohort.start_round`, by default `round`.
 
     Raises:
       ValueError: an id that is no client's or is there twice, or a client with more
@@ -74,6 +75,7 @@ class Draft:
         seed: int,
         round: int,
         execution: Execution,
+        start_rounds: np.ndarray | None = None,
     ):
         client_ids = np.asarray(client_ids)
         if client_ids.size and client_ids.dtype.kind not in "iu":
@@ -82,6 +84,7 @@ class Draft:
         _check_ids(self.client_ids, len(offsets) - 1)
         self.offsets, self.work, self.execution = offsets, work, execution
         self.seed, self.round = seed, round
+        self.start_rounds = round if start_rounds is None else start_rounds
         self.sizes = offsets[self.client_ids + 1] - offsets[self.client_ids]
         self.steps = num_steps(self.sizes, work)
         most = self.steps.max(initial=0)
@@ -201,10 +204,12 @@ class Draft:
             "num_examples": np.zeros(slots, np.int32),
             "num_steps": np.zeros(slots, np.int32),
             "state_row": np.full(slots, max(num_clients, slot.size), np.int32),
+            "start_round": np.full(slots, self.round, np.int32),
         }
         by_slot["client_id"][:count] = self.client_ids
         by_slot["num_examples"][:count] = self.sizes
         by_slot["num_steps"][:count] = self.steps
+        by_slot["start_round"][:count] = self.start_rounds
         where = (self.device, self.block, self.lane)
         slot[where] = self.order
         row_start = np.zeros((devices, blocks, block), np.int32)

@@ -66,12 +66,23 @@ class Result:
         """Rounds per second of all seeds together, NaN if nothing was timed."""
         return self.timed_rounds / self.seconds if self.seconds else float("nan")
 
-    def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def series(
+        self, name: str, *, over: str | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The rounds ``[T]`` and values ``[S, T]`` of a metric.
+
+        Args:
+          name: of the metric.
+          over: in the place of rounds, what another metric of training adds up to by
+            then, ``[S, T]``: "virtual_seconds", "uplink_bytes".
 
         Raises:
           KeyError: no such metric; the message lists those there are.
         """
+        if over is not None:
+            rounds, values = self.series(name)
+            spent = self.series(over)[1].astype(np.float64).cumsum(1)
+            return spent[:, rounds - 1], values
         if name in self.evaluations:
             return self.evaluated, self.evaluations[name]
         if name in self.train:
@@ -92,12 +103,45 @@ class Result:
         """Sum over rounds of a metric, averaged over seeds: bytes sent, say."""
         return float(self.series(name)[1].astype(np.float64).sum(1).mean())
 
-    def plot(self, *names: str, path: str | os.PathLike | None = None) -> Any:
+    def time_to(
+        self,
+        name: str,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        over: str | None = None,
+    ) -> np.ndarray:
+        """When a metric first reaches a goal, ``[S]``; NaN where it does not.
+
+        Args:
+          name: of the metric, looked at where it is known: after evaluations.
+          at_least: the goal from below.
+          at_most: the goal from above.
+          over: what is counted until then, as in `series`; by default rounds.
+        """
+        if (at_least is None) == (at_most is None):
+            raise ValueError(
+                f"exactly one of at_least and at_most must be given, got "
+                f"at_least={at_least!r} and at_most={at_most!r}."
+            )
+        spent, values = self.series(name, over=over)
+        there = values >= at_least if at_most is None else values <= at_most
+        when = np.broadcast_to(spent, values.shape)
+        first = np.take_along_axis(when, there.argmax(1)[:, None], axis=1)[:, 0]
+        return np.where(there.any(1), first, np.nan)
+
+    def plot(
+        self,
+        *names: str,
+        over: str | None = None,
+        path: str | os.PathLike | None = None,
+    ) -> Any:
         """Draws metrics over rounds, the mean over seeds with a band of one deviation.
 
         Args:
           names: metrics; when left out every evaluated one, or without evaluations
             every one of training.
+          over: what to draw them over instead of rounds, as in `series`: its mean.
           path: file to write; without it the figure is only returned.
 
         Returns:
@@ -110,14 +154,15 @@ class Result:
         for axes, name in zip(
             np.ravel(figure.subplots(1, len(names))), names, strict=True
         ):
-            rounds, values = self.series(name)
-            mean = values.mean(0)
+            rounds, values = self.series(name, over=over)
+            rounds, mean = np.atleast_2d(rounds).mean(0), values.mean(0)
             axes.plot(rounds, mean, marker="." if len(rounds) < 40 else None)
             if len(values) > 1:
                 std = values.std(0, ddof=1)
                 axes.fill_between(rounds, mean - std, mean + std, alpha=0.25, lw=0)
                 axes.set_title(f"mean and one deviation, {len(values)} seeds", size=9)
-            axes.set(xlabel="round", ylabel=name.replace("_", " "))
+            xlabel = (over or "round").replace("_", " ")
+            axes.set(xlabel=xlabel, ylabel=name.replace("_", " "))
             axes.grid(alpha=0.3)
         if path is not None:
             figure.savefig(path, dpi=150)

@@ -28,7 +28,13 @@ from fedjax_core.execution import (
     choose_execution,
     num_parameters,
 )
-from fedjax_core.feed import HostFeed, Prefetch, ResidentFeed, check_trainable
+from fedjax_core.feed import (
+    Chunk,
+    HostFeed,
+    Prefetch,
+    ResidentFeed,
+    check_trainable,
+)
 from fedjax_core.ids import check_ids
 from fedjax_core.models.model import Model
 from fedjax_core.own_models import compile_own_evaluation
@@ -44,6 +50,7 @@ from fedjax_core.rounds import (
 )
 from fedjax_core.run_dir import fingerprint
 from fedjax_core.types import Algorithm, Execution, Params, PyTree
+from fedjax_core.virtual_time import Timed
 
 _BROKEN = (
     "the model is not finite after the server's step, although every update that went "
@@ -242,7 +249,7 @@ class _Cohorts:
         eval_splits: tuple[str, ...],
         client_summaries: ClientSummaries,
     ):
-        self._execution = execution
+        self._execution, self._seeds = execution, seeds
         self._algorithm, self._data, self._model = algorithm, data, model
         self._on_host, self._eval_splits = feed == "host", eval_splits
         self._client_summaries = client_summaries
@@ -324,7 +331,19 @@ class _Cohorts:
                     state = state._replace(clients=())
                 self._states[i] = state
                 metrics.append(part)
-            yield gathered(metrics, axis=1), chunk.client_ids
+            yield gathered(metrics, axis=1) | self._times(chunk), chunk.client_ids
+
+    def _times(self, chunk: Chunk) -> dict[str, np.ndarray]:
+        """How long the rounds of a chunk took, ``[rounds, S]``, where that is known."""
+        timed, num_clients = self._feed.participation, self._data.num_clients
+        if not isinstance(timed, Timed):
+            return {}
+        rounds = range(chunk.first, chunk.first + len(chunk.client_ids))
+        seconds = [
+            [timed.round_seconds(seed, round, num_clients) for seed in self._seeds]
+            for round in rounds
+        ]
+        return {"virtual_seconds": np.array(seconds)}
 
     def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         parts = [self._evaluate_part(i) for i in range(len(self._states))]

@@ -146,6 +146,8 @@ class Cohort:
         nothing to train on and so takes no part.
       state_row: ``[C]`` int32, the client's row in the state ``[N, ...]``, past its
         end for padding.
+      start_round: ``[C]`` int32, the round whose model the client starts from: this
+        one, unless the participation is asynchronous.
       num_clients: ``[]`` int32, N, the size of the population.
       round: ``[]`` int32, the round's number, from 0.
       position: ``[C]`` int32, where a slot sits in the flattened ``[D * M * L]``.
@@ -164,6 +166,7 @@ class Cohort:
     num_examples: jax.Array
     num_steps: jax.Array
     state_row: jax.Array
+    start_round: jax.Array
     num_clients: jax.Array
     round: jax.Array
     position: jax.Array

@@ -26,6 +26,17 @@ def test_bring_a_model(capsys: pytest.CaptureFixture) -> None:
         assert names["jax"].tree.leaves(jax_params)
 
 
+def test_virtual_time(capsys: pytest.CaptureFixture) -> None:
+    names = run_guide("virtual-time.md")
+    assert capsys.readouterr().out
+    for result in (names["waiting"], names["dropping"], names["buffered"]):
+        assert result.final("test_accuracy")[0] > 0.5
+    assert names["dropping"].total("virtual_seconds") < names["waiting"].total(
+        "virtual_seconds"
+    )
+    assert names["buffered"].train["staleness"].max() > 0
+
+
 def test_compare_with_baselines(capsys: pytest.CaptureFixture) -> None:
     names = run_guide("compare-with-baselines.md")
     assert capsys.readouterr().out

@@ -27,6 +27,7 @@ from fedjax_core.algorithms import (
     apfl,
     ditto,
     fedavg,
+    fedbuff,
     feddyn,
     fednova,
     fedopt,
@@ -78,6 +79,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "pfedme": lambda loss: pfedme.make(pfedme.Config(work=FEDAVG.work), loss),
     "ditto": lambda loss: ditto.make(ditto.Config(work=FEDAVG.work), loss),
     "fedyogi": lambda loss: fedopt.make(fedopt.Config(rule="yogi", work=WORK), loss),
+    "fedbuff": lambda loss: fedbuff.make(fedbuff.Config(work=WORK), loss),
     "fedsgd": lambda loss: fedsgd.make(fedsgd.Config(batch_size=4), loss),
     "fedprox": lambda loss: fedprox.make(fedprox.Config(mu=0.5, work=WORK), loss),
     "fednova, momentum": lambda loss: fednova.make(
