@@ -248,8 +248,9 @@ def test_one_trace_serves_every_round(runner, expected):
     assert runner.traces == 1
 
 
-def test_eager_blocks_of_3_equal_compiled_blocks_of_1(runner):
-    how = Execution(block_size=3)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "apfl"])
+def test_eager_blocks_of_3_equal_compiled_blocks_of_1(name):
+    runner, how = Runner(METHODS[name]), Execution(block_size=3)
     eager, metrics = runner.algorithm.round(
         runner.state, runner.plan(COHORTS[0], 0, how), KEYS[0]
     )
@@ -258,8 +259,7 @@ def test_eager_blocks_of_3_equal_compiled_blocks_of_1(runner):
 
 
 def test_eight_devices_equal_one(runner, expected):
-    mesh = client_mesh(jax.devices()[:8])
-    how = Execution(block_size=2, mesh=mesh)
+    how = Execution(block_size=2, mesh=client_mesh(jax.devices()[:8]))
     assert_same(runner(how=how, round=jax.jit(runner.algorithm.round)), expected)
 
 
