@@ -36,6 +36,7 @@ def label_counts(
       The matplotlib `Figure`.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     check.one_of(data.splits, split=split)
     check.one_of(("bars", "bubbles"), style=style)
@@ -45,6 +46,7 @@ def label_counts(
     axes = figure.subplots()
     if style == "bars":
         bars(axes, counts)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="client", ylabel="examples")
         if len(names) <= 20:
             figure.legend(

@@ -1,15 +1,18 @@
-"""The command line: ``fedjax-core list`` and ``fedjax-core run NAME``."""
+"""The command line: experiments, data sets, and what this machine can do."""
 
 import argparse
 import difflib
 import importlib
 import importlib.metadata
 import io
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from fedjax_core import RunDirError, use_host_devices
 from fedjax_core.data.readers.files import DataFileError
+from fedjax_core.record import to_json
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
@@ -45,11 +48,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_help=False,
     )
     run.add_argument("name", nargs="?", help="see 'fedjax-core list'")
+    show = commands.add_parser("show", help="show the settings of an experiment")
+    show.add_argument("name", help="see 'fedjax-core list'")
+    show.add_argument("--preset", default="default")
+    data = commands.add_parser("data", help="list the data sets, or show one")
+    data.add_argument("name", nargs="?", help="of a data set")
+    data.add_argument("--path", type=Path, help="where its files are")
+    data.add_argument("--clients", type=int, default=20, help="if it has none itself")
+    data.add_argument("--alpha", type=float, default=0.3, help="and how unlike")
+    data.add_argument("--out", type=Path, help="the picture (default: NAME.png)")
+    commands.add_parser("doctor", help="devices, versions, memory, a speed check")
     args, rest = parser.parse_known_args(argv)
+    if rest and args.command != "run":
+        parser.error(f"{args.command} does not know {' '.join(rest)}")
     if args.command == "list":
-        if rest:
-            parser.error(f"list takes no arguments, got {' '.join(rest)}")
         print(listing())
+        return 0
+    if args.command == "data":
+        return _data(args)
+    if args.command == "doctor":
+        from fedjax_core.experiments import tools
+
+        use_host_devices()
+        tools.doctor()
         return 0
     if args.name is None:
         run.print_help()
@@ -58,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.name not in EXPERIMENTS:
         print(f"fedjax-core: {_unknown(args.name)}", file=sys.stderr)
         return 2
+    if args.command == "show":
+        return _show(args.name, args.preset)
     return _run(args.name, rest)
 
 
@@ -72,6 +95,43 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"no experiment {name!r}.{hint} 'fedjax-core list' shows them all."
+
+
+def _show(name: str, preset: str) -> int:
+    presets = importlib.import_module(f"fedjax_core.experiments.{name}").PRESETS
+    if preset not in presets:
+        known = ", ".join(presets)
+        print(
+            f"fedjax-core: no preset {preset!r} of {name}, but {known}.",
+            file=sys.stderr,
+        )
+        return 2
+    print(json.dumps(to_json(presets[preset]), indent=2))
+    return 0
+
+
+def _data(args: argparse.Namespace) -> int:
+    from fedjax_core.experiments import tools
+
+    if args.name is None:
+        tools.list_data()
+        return 0
+    if args.name not in (known := tools.data_sets()):
+        near = difflib.get_close_matches(args.name, known, n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        print(
+            f"fedjax-core: no data set {args.name!r}.{hint} 'fedjax-core data' shows "
+            f"them all.",
+            file=sys.stderr,
+        )
+        return 2
+    out = args.out or Path(f"{args.name}.png")
+    try:
+        tools.show_data(args.name, args.path, args.clients, args.alpha, out)
+    except (DataFileError, OSError, ImportError, ValueError) as error:
+        print(f"fedjax-core: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _run(name: str, argv: Sequence[str]) -> int:

@@ -3,12 +3,15 @@
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import rich.console
 import rich.table
 
-from fedjax_core.experiments import cli, quickstart
+from fedjax_core.experiments import cli, quickstart, tools
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(*argv: str) -> int:
@@ -39,6 +42,52 @@ def test_a_sign_that_the_output_lacks_does_not_end_a_run(encoding, monkeypatch):
     assert run("quickstart", "--devices", "8") == 0
     out.flush()
     assert "25 " in out.buffer.getvalue().decode(encoding)
+
+
+def test_show_prints_the_settings_of_a_preset(capsys):
+    assert cli.main(["show", "quickstart", "--preset", "smoke"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rounds"] == quickstart.PRESETS["smoke"].rounds
+    assert cli.main(["show", "quickstart", "--preset", "tiny"]) == 2
+    assert "no preset 'tiny' of quickstart" in capsys.readouterr().err
+
+
+def test_data_lists_every_data_set_and_shows_one(capsys, tmp_path):
+    assert cli.main(["data"]) == 0
+    out = capsys.readouterr().out
+    for page in (ROOT / "docs" / "datasets").glob("*.md"):
+        assert page.stem == "README" or page.stem in out
+    picture = tmp_path / "who.png"
+    assert cli.main(["data", "digits", "--clients", "7", "--out", str(picture)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "FederatedData, 7 clients" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["digts"], "Did you mean 'digits'?"),
+        (["mnist"], "say where with --path"),
+        (["digits", "--path", "x"], "digits needs no files, got --path x"),
+        (["leaf", "--path", "x"], "leaf"),
+        (["mnist", "--path", "nowhere"], "nowhere"),
+        (["digits", "--alpha", "0"], "alpha must be > 0"),
+    ],
+)
+def test_data_that_cannot_be_shown_ends_with_one_line(argv, message, capsys):
+    assert cli.main(["data", *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_doctor_tells_devices_versions_and_speed(capsys, monkeypatch):
+    monkeypatch.setattr(tools, "_SPEED_SECONDS", 0.0)
+    monkeypatch.setattr(cli, "use_host_devices", lambda: None)
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for word in ("jax ", "devices", "memory", "rounds a second"):
+        assert word in out
 
 
 def test_an_unknown_name_suggests_the_nearest(capsys):
