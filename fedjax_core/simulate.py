@@ -48,7 +48,7 @@ from fedjax_core.rounds import (
 from fedjax_core.run_dir import fingerprint
 from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree
 
-_BROKEN = (
+BROKEN = (
     "the model is not finite after the server's step, although every update that went "
     "into it is"
 )
@@ -154,7 +154,7 @@ def simulate(
         config=cohorts.config(algorithm, record),
         client_ids=data.client_ids,
         strict=strict,
-        broken=_BROKEN,
+        broken=BROKEN,
     )
 
 
@@ -269,9 +269,13 @@ class Cohorts:
             "participation": self._participation,
             "eval_splits": self._eval_splits,
             "client_summaries": tuple(self._client_summaries),
-            "data": fingerprint(self._data),
+            "data": self._fingerprint,
             "record": record,
         }
+
+    @functools.cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        return fingerprint(self._data)
 
     def start(self, numbers: Sequence[Mapping[str, float]] = ({},)) -> None:
         """Begins runs of every seed with each config's numbers, R in all."""
@@ -335,14 +339,17 @@ class Cohorts:
 
     @property
     def execution(self) -> Execution:
+        """How rounds run."""
         return self._execution
 
     @property
     def compilations(self) -> int:
+        """How often rounds were compiled, since the first `start`."""
         return self._run.compilations
 
     @property
     def compile_seconds(self) -> float:
+        """How long that took."""
         return self._run.compile_seconds
 
     @property
@@ -354,6 +361,7 @@ class Cohorts:
         )
 
     def restore(self, state: PyTree) -> None:
+        """Goes on from a state of these runs."""
         if self._store is not None:
             # A checkpoint of device arrays comes back as such.
             self._store.rows = jax.tree.map(
@@ -363,11 +371,13 @@ class Cohorts:
         self._states = split_seeds(state, self._at_once)
 
     def longest(self) -> int:
+        """Rounds in a chunk at most."""
         return self._feed.max_rounds
 
     def advance(
         self, spans: Sequence[tuple[int, int]]
     ) -> Generator[tuple[dict[str, np.ndarray], list[list[np.ndarray]]], None, None]:
+        """Runs chunks (first, count) of rounds; cohorts are ``[count][S]``."""
         mesh, store = self.execution.mesh, self._store
         examples = (
             None if self._on_host else ship(dict(self._data.train.examples), mesh)
@@ -389,6 +399,7 @@ class Cohorts:
             yield gathered(metrics, axis=1), chunk.client_ids
 
     def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Scalars, name -> ``[R]``, and values per client, name -> ``[R, N]``."""
         parts = [self._evaluate_part(i) for i in range(len(self._states))]
         scalars, per_client = zip(*parts, strict=True)
         return gathered(scalars), gathered(per_client)
