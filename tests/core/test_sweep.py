@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import pkgutil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from fedjax_core import (
     LocalWork,
     Model,
     Packed,
+    Result,
     algorithms,
     clip,
     simulate,
@@ -32,7 +34,7 @@ MODEL = Model(
     loss=softmax_loss,
     metrics=lambda params, batch: {"loss": softmax_loss(params, batch, None)},
 )
-RUN = {"rounds": 4, "eval_every": 2, "cohort_size": 3, "seeds": (3, 5)}
+RUN: dict[str, Any] = {"rounds": 4, "eval_every": 2, "cohort_size": 3, "seeds": (3, 5)}
 WORK = LocalWork(batch_size=4)
 PLAIN = fedavg.Config(work=WORK)
 METHODS = {
@@ -40,7 +42,7 @@ METHODS = {
     for module in pkgutil.iter_modules(algorithms.__path__)
     if not module.ispkg
 }
-REQUIRED = {
+REQUIRED: dict[str, Any] = {
     "fedper": {"personal": ("b",)},
     "fedrep": {"personal": ("b",), "head": 1, "work": LocalWork(epochs=2)},
     "lg_fedavg": {"shared": ("b",)},
@@ -53,6 +55,11 @@ def averaging(config):
 
 def lrs(*values):
     return [dataclasses.replace(PLAIN, client_lr=value) for value in values]
+
+
+def results(ends) -> list[Result]:
+    assert all(isinstance(end, Result) for end in ends), ends
+    return ends
 
 
 def values(result):
@@ -73,12 +80,15 @@ def test_every_method_takes_its_numbers_as_arguments(name, caplog):
         config, {k: 0.7 * v or 0.05 for k, v in numbers(config).items()}
     )
     data = getattr(module, "pool", lambda data: data)(DATA)
-    options = RUN | {"cohort_size": min(3, data.num_clients), "seeds": 3}
+    options: dict[str, Any] = RUN | {
+        "cohort_size": min(3, data.num_clients),
+        "seeds": 3,
+    }
 
     def make(config):
         return module.make(config, MODEL.loss)
 
-    ends = sweep(make, [config, other], data, MODEL, **options)
+    ends = results(sweep(make, [config, other], data, MODEL, **options))
     assert not caplog.records
     assert [end.compilations for end in ends] == [1, 1]
     alone = simulate(make(other), data, MODEL, progress=False, **options)
@@ -89,7 +99,7 @@ def test_every_method_takes_its_numbers_as_arguments(name, caplog):
 
 
 def test_a_rate_that_scales_what_it_did_gives_the_same_bits():
-    ends = sweep(averaging, lrs(0.1, 0.3), DATA, MODEL, **RUN)
+    ends = results(sweep(averaging, lrs(0.1, 0.3), DATA, MODEL, **RUN))
     for end, config in zip(ends, lrs(0.1, 0.3), strict=True):
         alone = simulate(averaging(config), DATA, MODEL, progress=False, **RUN)
         for name, value in values(alone).items():
@@ -106,7 +116,7 @@ def test_runs_side_by_side_are_those_in_turn(store):
         )
         for axis in ("map", "vmap")
     )  # fmt: skip
-    for a, b in zip(in_turn, side_by_side, strict=True):
+    for a, b in zip(results(in_turn), results(side_by_side), strict=True):
         assert b.compilations == 1
         assert_close(b, a)
         for x, y in zip(*map(jax.tree.leaves, (a.state, b.state)), strict=True):
@@ -115,7 +125,7 @@ def test_runs_side_by_side_are_those_in_turn(store):
 
 def test_numbers_do_not_widen_half_precision():
     half = MODEL._replace(init=lambda key: jax.tree.map(jnp.bfloat16, PARAMS))
-    end, _ = sweep(averaging, lrs(0.1, 0.3), DATA, half, **RUN)
+    end, _ = results(sweep(averaging, lrs(0.1, 0.3), DATA, half, **RUN))
     assert {x.dtype for x in jax.tree.leaves(end.params)} == {jnp.dtype("bfloat16")}
 
 
@@ -128,7 +138,7 @@ def test_numbers_of_plugs_are_numbers_of_a_config():
         return fedavg.make(config, MODEL.loss, transform=clip(config.norm))
 
     configs = [Clipped(work=WORK, norm=norm) for norm in (0.01, 100.0)]
-    ends = sweep(make, configs, DATA, MODEL, **RUN)
+    ends = results(sweep(make, configs, DATA, MODEL, **RUN))
     assert ends[1].compilations == 1
     for end, config in zip(ends, configs, strict=True):
         assert_close(end, simulate(make(config), DATA, MODEL, progress=False, **RUN))
@@ -155,7 +165,11 @@ def test_a_method_that_branches_on_a_number_is_compiled_for_each(axis, caplog):
 def test_a_config_that_diverges_leaves_the_others_alone(axis, tmp_path):
     configs = lrs(0.1, 1e38, 0.3)
     dirs = [tmp_path / str(i) for i in range(3)]
-    options = RUN | {"seeds_axis": axis, "resume": True, "run_dirs": dirs}
+    options: dict[str, Any] = RUN | {
+        "seeds_axis": axis,
+        "resume": True,
+        "run_dirs": dirs,
+    }
     ends = sweep(averaging, configs, DATA, MODEL, **options)
     assert isinstance(ends[1], NonFiniteUpdateError)
     assert "seed 3" in str(ends[1])
@@ -173,22 +187,16 @@ def test_a_config_that_diverges_leaves_the_others_alone(axis, tmp_path):
 def test_runs_side_by_side_go_on_from_different_rounds(tmp_path, caplog):
     configs = lrs(0.1, 0.2, 0.3)
     dirs = [tmp_path / str(i) for i in range(3)]
-    options = RUN | {"seeds_axis": "vmap", "resume": True}
+    options: dict[str, Any] = RUN | {"seeds_axis": "vmap", "resume": True}
     whole = sweep(averaging, configs, DATA, MODEL, **RUN)
-    sweep(
-        averaging,
-        configs[:2],
-        DATA,
-        MODEL,
-        run_dirs=dirs[:2],
-        **(options | {"rounds": 2}),
-    )
+    half: dict[str, Any] = options | {"rounds": 2, "run_dirs": dirs[:2]}
+    sweep(averaging, configs[:2], DATA, MODEL, **half)
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "stranger").touch()
     ends = sweep(averaging, configs, DATA, MODEL, run_dirs=dirs, **options)
     assert "no run directory" in str(ends[2])
     assert not caplog.records
-    for end, expected in zip(ends[:2], whole, strict=False):
+    for end, expected in zip(results(ends[:2]), whole, strict=False):
         assert end.timed_rounds == 2
         assert_close(end, expected)
 
