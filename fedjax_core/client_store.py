@@ -19,10 +19,12 @@ from fedjax_core.types import PyTree
 
 
 class HostStore:
-    """Client states ``[S, N, ...]`` as NumPy arrays.
+    """Client states of R runs, ``[R, N, ...]``, as NumPy arrays.
+
+    Run r has the cohorts of seed r modulo S.
 
     Args:
-      one: a client's initial state, leaves ``[S, ...]``.
+      one: a client's initial state, leaves ``[R, ...]``.
       num_clients: N.
       mesh: the devices that run clients.
     """
@@ -33,12 +35,12 @@ class HostStore:
             lambda x: np.repeat(np.asarray(x)[:, None], num_clients, axis=1), one
         )
 
-    def gather(self, chunk: Chunk, seeds: slice) -> PyTree:
-        """The states of the chunk's single round on the devices, ``[S', Q, ...]``."""
+    def gather(self, chunk: Chunk, runs: range) -> PyTree:
+        """The states of the chunk's single round on the devices, ``[R', Q, ...]``."""
         size = chunk.cohorts.queue.slot[0, 0].size
-        at = np.zeros((len(chunk.client_ids[0][seeds]), size), np.int64)
-        for s, ids, place in self._places(chunk, seeds):
-            at[s, place] = ids
+        at = np.zeros((len(runs), size), np.int64)
+        for k, ids, place in self._places(chunk, runs):
+            at[k, place] = ids
 
         if at.shape != self._shape:
             self._shape = at.shape
@@ -47,36 +49,38 @@ class HostStore:
             )
 
         def take(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-            for s, mine in enumerate(rows[seeds]):
-                np.take(mine, at[s], axis=0, out=out[s], mode="clip")
+            for k, run in enumerate(runs):
+                np.take(rows[run], at[k], axis=0, out=out[k], mode="clip")
             return out
 
         spec = None if self._mesh is None else Spec(None, "clients")
         taken = jax.tree.map(take, self.rows, self._out)
         return ship(taken, self._mesh, spec)
 
-    def scatter(self, chunk: Chunk, states: PyTree, seeds: slice) -> None:
+    def scatter(self, chunk: Chunk, states: PyTree, runs: range) -> None:
         """Writes the round's states back; those of excluded clients are unchanged."""
 
         def put(rows: np.ndarray, new: jax.Array) -> None:
-            for s, ids, place in self._places(chunk, seeds):
+            for k, ids, place in self._places(chunk, runs):
                 for first, part in _parts(new):
                     a, b = np.searchsorted(place, (first, first + part.shape[1]))
                     # A device's clients fill its places from the first one on.
-                    rows[seeds][s, ids[a:b]] = part[s, : b - a]
+                    rows[runs[k], ids[a:b]] = part[k, : b - a]
 
         jax.tree.map(put, self.rows, states)
 
     def _places(
-        self, chunk: Chunk, seeds: slice
+        self, chunk: Chunk, runs: range
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Of each seed, the clients that train and their places in the queue."""
-        position = np.asarray(chunk.cohorts.position)[0, seeds]
-        trains = np.asarray(chunk.cohorts.num_steps)[0, seeds] > 0
-        for s, ids in enumerate(chunk.client_ids[0][seeds]):
+        """Of each run, the clients that train and their places in the queue."""
+        position = np.asarray(chunk.cohorts.position)[0]
+        trains = np.asarray(chunk.cohorts.num_steps)[0] > 0
+        for k, run in enumerate(runs):
+            s = run % len(position)
+            ids = chunk.client_ids[0][s]
             order = np.argsort(position[s, : len(ids)])
             order = order[trains[s, order]]
-            yield s, ids[order], position[s, order]
+            yield k, ids[order], position[s, order]
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -87,7 +91,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _parts(x: jax.Array) -> list[tuple[int, np.ndarray]]:
-    """The pieces of ``[S, Q, ...]`` along Q, each with the place of its first row."""
+    """The pieces of ``[R, Q, ...]`` along Q, each with the place of its first row."""
     if not x.is_fully_addressable:
         return [(0, multihost_utils.process_allgather(x, tiled=True))]
     return [(s.index[1].start or 0, np.asarray(s.data)) for s in x.addressable_shards]

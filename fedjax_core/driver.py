@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import check
@@ -99,115 +101,162 @@ class Machine(Protocol):
         ...
 
 
+class Cell(NamedTuple):
+    """What a machine runs for every seed, beside others that differ in numbers.
+
+    Attributes:
+      config: what decides the numbers: recorded, and compared when resuming.
+      run_dir: where to record the runs, or None.
+    """
+
+    config: dict[str, Any]
+    run_dir: str | os.PathLike | None = None
+
+
+class Bar(Protocol):
+    """What is told how far rounds are."""
+
+    def update(
+        self, round: int, rounds_per_second: float, metrics: Mapping[str, Any]
+    ) -> None:
+        """Shows that so many rounds are done."""
+        ...
+
+
 def drive(
     machine: Machine,
+    *,
+    config: dict[str, Any],
+    run_dir: str | os.PathLike | None,
+    **options: Any,
+) -> Result:
+    """Runs a machine that runs one cell to the end; see `drive_cells`.
+
+    Raises:
+      NonFiniteUpdateError: the run can't go on.
+    """
+    (end,) = drive_cells(machine, [Cell(config, run_dir)], **options)
+    if isinstance(end, NonFiniteUpdateError):
+        raise end
+    return end
+
+
+def drive_cells(
+    machine: Machine,
+    cells: Sequence[Cell],
     *,
     seeds: tuple[int, ...],
     rounds: int,
     eval_every: int | None,
     checkpoint_every: int | None,
-    callbacks: Sequence[Callable[[Report], bool | None]],
-    progress: bool,
-    run_dir: str | os.PathLike | None,
     resume: bool,
-    config: dict[str, Any],
+    callbacks: Sequence[Callable[[Report], bool | None]] = (),
+    progress: bool | Bar = False,
     client_ids: tuple[str, ...] = (),
     strict: bool = False,
     broken: str = "the state is not finite",
-) -> Result:
+) -> list[Result | NonFiniteUpdateError]:
     """Runs a machine to the end; arguments as in `simulate`.
 
     Args:
-      machine: what runs.
+      machine: what runs, cell by cell, in each all S seeds: "S" of `Machine` is R here.
+      cells: what these are; those to resume stand at the same round.
       seeds: see `checked_seeds`.
       rounds: rounds in all.
       eval_every: rounds between evaluations, by default about twenty in all.
       checkpoint_every: rounds between checkpoints, by default `eval_every`.
-      callbacks: called with a `Report`.
-      progress: whether to show a bar.
-      run_dir: where to record the run, or None.
       resume: whether to continue what is there.
-      config: what else decides the numbers: recorded, and compared when resuming.
+      callbacks: called with a `Report`, of all cells' runs.
+      progress: whether to show a bar, or one that is shown already.
       client_ids: names of the clients, for those that are excluded.
       strict: raise where an update is not finite.
       broken: what to say of a round after which the state is not finite.
+
+    Returns:
+      How each cell ended. One that can't go on leaves the others alone.
     """
     check.positive_int(rounds=rounds)
     _check_callbacks(callbacks)
-    if resume and run_dir is None:
+    if resume and any(cell.run_dir is None for cell in cells):
         raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
     # Recorded as given: a longer run may go on with the default of a shorter one.
-    config = config | {"rounds": rounds, "seeds": seeds, "eval_every": eval_every}
+    given = {"rounds": rounds, "seeds": seeds, "eval_every": eval_every}
     if eval_every is None:
         eval_every = max(1, rounds // 20)
     if checkpoint_every is None:
         checkpoint_every = eval_every
     check.positive_int(eval_every=eval_every, checkpoint_every=checkpoint_every)
 
-    history, seconds = History(seeds, client_ids), 0.0
+    seconds = 0.0
     with contextlib.ExitStack() as cleanup:
-        recorder = None
-        if run_dir is not None:
-            recorder = RunDir(run_dir, config, resume)
-            cleanup.callback(recorder.close)
-            if resume:
-                history.load(recorder)
-                if recorder.round:
-                    kept = recorder.restore({"state": machine.state})
-                    machine.restore(kept["state"])
-        started = history.rounds
+        logs = []
+        for k, cell in enumerate(cells):
+            mine = slice(k * len(seeds), (k + 1) * len(seeds))
+            log = _Log(seeds, client_ids, mine if len(cells) > 1 else slice(None))
+            if cell.run_dir is not None:
+                log.record = RunDir(cell.run_dir, cell.config | given, resume)
+                cleanup.callback(log.record.close)
+            logs.append(log)
+        if resume:
+            restored = [log.load(machine.state) for log in logs]
+            if all(state is not None for state in restored):
+                machine.restore(_joined(restored))
+        started = logs[0].history.rounds
+        assert all(log.history.rounds == started for log in logs)
 
-        def result() -> Result:
-            return history.result(
-                machine.state,
-                seconds=seconds,
-                timed_rounds=history.rounds - started,
+        def result(log: _Log) -> Result:
+            return log.history.result(
+                log.part(machine.state),
+                seconds=seconds / len(logs),
+                timed_rounds=log.history.rounds - started,
                 compilations=machine.compilations,
                 compile_seconds=machine.compile_seconds,
-                run_dir=recorder and recorder.path,
-                execution=machine.execution if history.rounds > started else None,
+                run_dir=log.record and log.record.path,
+                execution=machine.execution if log.history.rounds > started else None,
             )
 
         if started >= rounds:
-            return result()
-        bar = cleanup.enter_context(RoundsBar(started, rounds, progress))
+            return [result(log) for log in logs]
+        if isinstance(progress, bool):
+            bar = cleanup.enter_context(RoundsBar(started, rounds, progress))
+        else:
+            bar = progress
         marks = (eval_every, checkpoint_every)
         spans = _spans(started, rounds, marks, machine.longest())
         chunks = machine.advance(list(spans))
         cleanup.callback(chunks.close)
-        clock = _Clock(machine)
+        clock, running = _Clock(machine), logs
         for metrics, cohorts in chunks:
             seconds += clock.lap()
             finite = metrics.pop("finite_model")
-            excluded = history.add_rounds(metrics, cohorts)
-            done = history.rounds
-            for e in excluded:
-                _LOG.warning(
-                    "round %d, seed %d: client %s excluded, its %s is not finite", *e
-                )
-            message = _refusal(done, seeds, metrics, excluded, strict)
-            if not message and not finite.all():
-                k, s = np.argwhere(~finite)[0]
-                round = done - len(finite) + k + 1
-                message = f"round {round}, seed {seeds[s]}: {broken}."
-            if message:
-                error = NonFiniteUpdateError(message)
-                error.result = result()
-                raise error
+            for log in running:
+                message = log.add(metrics, finite, cohorts, strict, broken)
+                if message:
+                    log.error = NonFiniteUpdateError(message)
+                    log.error.result = result(log)
+            running = [log for log in running if log.error is None]
+            if not running:
+                break
+            done = running[0].history.rounds
             values = {}
             if done % eval_every == 0 or done == rounds:
                 values, per_client = machine.evaluate()
-                history.add_evaluation(values, per_client)
-            if recorder:
-                history.save(recorder)
+                for log in running:
+                    log.history.add_evaluation(log.part(values), log.part(per_client))
+            for log in running:
+                if log.record:
+                    log.history.save(log.record)
             train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
             stop = False
             if callbacks:  # the state of several seeds has to be put together
-                report = Report(done, seeds, train, values, machine.state)
+                of_all = seeds * len(cells)
+                report = Report(done, of_all, train, values, machine.state)
                 stops = [f(report) for f in callbacks]  # each of them is called
                 stop = any(stops)
-            if recorder and (done % checkpoint_every == 0 or done == rounds or stop):
-                recorder.save(done, {"state": machine.state})
+            if done % checkpoint_every == 0 or done == rounds or stop:
+                for log in running:
+                    if log.record:
+                        log.record.save(done, {"state": log.part(machine.state)})
             bar.update(
                 done,
                 (done - started) / seconds,
@@ -218,7 +267,68 @@ def drive(
             if stop:
                 break
             clock.start()
-        return result()
+        return [log.error or result(log) for log in logs]
+
+
+class _Log:
+    """What one cell has measured, where that is recorded, and why it had to stop."""
+
+    def __init__(
+        self, seeds: tuple[int, ...], client_ids: tuple[str, ...], mine: slice
+    ):
+        self.history, self._mine = History(seeds, client_ids), mine
+        self.record: RunDir | None = None
+        self.error: NonFiniteUpdateError | None = None
+
+    def part(self, tree: PyTree) -> PyTree:
+        """This cell's part of leaves ``[R, ...]``."""
+        if self._mine == slice(None):  # no copy
+            return tree
+        return jax.tree.map(lambda x: x[self._mine], tree)
+
+    def load(self, state: PyTree) -> PyTree:
+        """Goes on from the record's last checkpoint: its state, or None without one."""
+        assert self.record is not None
+        self.history.load(self.record)
+        if not self.record.round:
+            return None
+        return self.record.restore({"state": self.part(state)})["state"]
+
+    def add(
+        self,
+        metrics: Mapping[str, np.ndarray],
+        finite: np.ndarray,
+        cohorts: Any,
+        strict: bool,
+        broken: str,
+    ) -> str:
+        """Takes in the rounds of a chunk; why the cell can't go on, or nothing."""
+        metrics = {k: v[:, self._mine] for k, v in metrics.items()}
+        finite, seeds = finite[:, self._mine], self.history.seeds
+        excluded = self.history.add_rounds(metrics, cohorts)
+        for e in excluded:
+            _LOG.warning(
+                "round %d, seed %d: client %s excluded, its %s is not finite", *e
+            )
+        done = self.history.rounds
+        message = _refusal(done, seeds, metrics, excluded, strict)
+        if not message and not finite.all():
+            k, s = np.argwhere(~finite)[0]
+            round = done - len(finite) + k + 1
+            message = f"round {round}, seed {seeds[s]}: {broken}."
+        return message
+
+
+def _joined(states: Sequence[PyTree]) -> PyTree:
+    """Leaves ``[S, ...]`` of all cells as ``[R, ...]``, where they are."""
+    if len(states) == 1:
+        return states[0]
+
+    def join(*xs: Any) -> Any:
+        on_host = isinstance(xs[0], np.ndarray)
+        return (np if on_host else jnp).concatenate(xs)
+
+    return jax.tree.map(join, *states)
 
 
 class _Clock:

@@ -84,13 +84,14 @@ def choose_execution(
     work: LocalWork,
     cohort_size: float,
     client_bytes: Callable[[Params], int] = lambda params: 0,
+    runs: int = 1,
 ) -> Execution:
     """The execution that `simulate` uses unless it is given one.
 
     On CPU every device runs one client at a time, and small rounds stay on one device.
     On an accelerator clients run side by side, at most as many as fit into half of the
-    memory that the population leaves free; `client_bytes` is what the algorithm adds to
-    a client, see `Algorithm`.
+    memory that the population leaves free to each of so many `runs` side by side;
+    `client_bytes` is what the algorithm adds to a client, see `Algorithm`.
     """
     params = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, model.init(jax.random.key(0)))
@@ -106,7 +107,7 @@ def choose_execution(
     free = stats.get("bytes_limit", 2**33) - stats.get("bytes_in_use", 0)
     population = sum(x.nbytes for x in train.examples.values())
     need = client_memory(model, params, train, work) + client_bytes(params)
-    fit = max(free - population, free // 4) / 2 / need
+    fit = max(free - population, free // 4) / 2 / (need * runs)
     share = max(1, math.ceil(cohort_size / jax.device_count()))
     steps = _typical_cohort(num_steps(train.sizes, work), share)
     block = _cheapest_block(

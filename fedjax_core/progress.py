@@ -4,7 +4,7 @@ import contextlib
 import io
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from rich.console import Console
@@ -26,12 +26,12 @@ class RoundsBar:
     the output lacks) reaches the run.
     """
 
-    def __init__(self, start: int, rounds: int, enabled: bool):
+    def __init__(self, start: int, rounds: int, enabled: bool, what: str = "rounds"):
         # Results may be piped from stdout, whose encoding may lack the bar's signs.
         console = Console(stderr=True, force_jupyter=False)
         self._cell = _Cell() if enabled and Console().is_jupyter else None
         self._bar = Progress(
-            TextColumn("rounds"),
+            TextColumn(what),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
@@ -42,13 +42,13 @@ class RoundsBar:
             disable=not enabled or self._cell is not None,
         )
         self._task = self._bar.add_task(
-            "rounds", completed=start, total=rounds, speed="compiling", metrics=""
+            what, completed=start, total=rounds, speed="compiling", metrics=""
         )
         self._shown: dict[str, float] = {}
         self._next = 0.0
 
     def update(
-        self, round: int, rounds_per_second: float, metrics: Mapping[str, Any]
+        self, round: float, rounds_per_second: float, metrics: Mapping[str, Any]
     ) -> None:
         """Shows `round` rounds done; each metric is averaged over its array."""
         self._shown |= {k: float(np.mean(v)) for k, v in metrics.items()}
@@ -65,7 +65,7 @@ class RoundsBar:
                 self._cell.show(self._bar)
         self._next = time.monotonic() + _SECONDS
 
-    def __enter__(self) -> "RoundsBar":
+    def __enter__(self) -> Self:
         with _harmless():
             self._bar.start()
         self._draw()
@@ -75,6 +75,45 @@ class RoundsBar:
         self._draw()
         with _harmless():
             self._bar.stop()
+
+
+class CellsBar(RoundsBar):
+    """A bar over runs, to which those that are going on count in part.
+
+    Attributes:
+      cells: runs in all.
+      finished: runs that have ended.
+    """
+
+    def __init__(self, cells: int, enabled: bool):
+        super().__init__(0, cells, enabled, "runs")
+        self.cells, self.finished, self._before = cells, 0, 0
+
+    def add(self, cells: int) -> None:
+        """Counts runs that have ended."""
+        self.finished += cells
+        self._before = self.finished
+        self.update(self.finished, 0, {})
+
+    def part(self, cells: int, rounds: int) -> "Part":
+        """The bar for some runs that begin, of so many rounds."""
+        before, self._before = self._before, self._before + cells
+        return Part(self, before, cells / rounds)
+
+
+class Part(NamedTuple):
+    """Runs that go on, as a bar of their rounds."""
+
+    bar: CellsBar
+    before: int  # runs that began earlier
+    runs_per_round: float
+
+    def update(
+        self, round: int, rounds_per_second: float, metrics: Mapping[str, Any]
+    ) -> None:
+        """Moves the bar of all runs."""
+        done = self.before + round * self.runs_per_round
+        self.bar.update(done, rounds_per_second, metrics)
 
 
 class _Cell:

@@ -1,4 +1,9 @@
-"""Compiles rounds: a loop over rounds inside, seeds as an axis over whole runs."""
+"""Compiles rounds: a loop over rounds inside, runs as an axis around it.
+
+A run has a seed and, in a sweep, numbers of the method's config as arguments of the
+program: a config with other numbers needs no other program. Runs lie config by config,
+seeds inside, so run r of S seeds draws as seed r modulo S.
+"""
 
 import dataclasses
 import time
@@ -34,6 +39,10 @@ def over_seeds(f: Callable, num_seeds: int) -> Callable:
 
         return single
     return jax.vmap(f)
+
+
+Build = Callable[[dict[str, jax.Array]], Algorithm]
+"""Makes the algorithm from traced numbers of its config, ``{}`` for all as they are."""
 
 
 def seeds_at_once(axis: str, num_seeds: int) -> int:
@@ -74,28 +83,31 @@ def gathered(
     }
 
 
-def initial_state(
-    algorithm: Algorithm,
+def compile_init(
+    build: Build,
     init_params: Callable[[Key], Params],
-    seeds: Sequence[int],
     num_clients: int,
     mesh: jax.sharding.Mesh | None,
     rows: int | None = None,
-) -> PyTree:
-    """The algorithm's state before the first round, leaves ``[S, ...]``.
+) -> Callable[[Key, dict[str, jax.Array]], PyTree]:
+    """``(keys, numbers) -> states`` before the first round, leaves ``[R, ...]``.
 
     With `rows`, only the first so many rows of its field `clients` are kept, and XLA
     does not make the others.
     """
 
-    def one(key):
-        state = algorithm.init(init_params(random.stream(key, "params")), num_clients)
+    def one(run):
+        key, numbers = run
+        params = init_params(random.stream(key, "params"))
+        state = build(numbers).init(params, num_clients)
         if rows is None or not hasattr(state, "clients"):
             return state
         return state._replace(clients=jax.tree.map(lambda x: x[:rows], state.clients))
 
-    init = jax.jit(lambda keys: lax.map(one, keys), out_shardings=replicated(mesh))
-    return init(seed_keys(seeds))
+    return jax.jit(
+        lambda keys, numbers: lax.map(one, (keys, numbers)),
+        out_shardings=replicated(mesh),
+    )
 
 
 def replicated(mesh: jax.sharding.Mesh | None) -> Any:
@@ -116,27 +128,24 @@ def compiler_options() -> dict[str, str]:
 
 
 class CompiledRounds:
-    """Runs chunks of rounds for some of the seeds, compiling once per shape of a chunk.
+    """Runs chunks of rounds, compiling once per shape of a chunk and number of runs.
 
     Args:
-      algorithm: what a round does.
+      build: makes what a round does.
       seeds: all of them, S.
       how: blocks and devices.
-      at_once: how many of them a call runs.
 
     Attributes:
       compilations: how often it compiled.
       compile_seconds: how long that took.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, seeds: Sequence[int], how: Execution, at_once: int
-    ):
+    def __init__(self, build: Build, seeds: Sequence[int], how: Execution):
         self._keys = seed_keys(seeds)
         self.compilations, self.compile_seconds = 0, 0.0
         self._compiled: dict[Any, Any] = {}
 
-        def one(state, key, cohort, examples, public):
+        def one(algorithm, state, key, cohort, examples, public):
             if cohort.examples is None:
                 cohort = dataclasses.replace(cohort, examples=examples)
             cohort = dataclasses.replace(cohort, public=public)
@@ -155,20 +164,26 @@ class CompiledRounds:
                 new = select(idle, state, new)
             return new, metrics | {"finite_model": all_finite(new.params)}
 
-        def chunk(state, keys, cohorts, examples, public, first_seed, count):
-            def run(state, key, cohorts):  # of one seed
+        def chunk(state, numbers, keys, cohorts, examples, public, first_seed, count):
+            def run(state, numbers, key, cohorts):
+                algorithm = build(numbers)
+
                 def step(k, state):
                     cohort = jax.tree.map(lambda x: x[k], cohorts)
-                    return one(state, key, cohort, examples, public)
+                    return one(algorithm, state, key, cohort, examples, public)
 
                 return loop(step, state, count, cohorts.client_id.shape[0])
 
+            runs = len(jax.tree.leaves(state)[0])
+            configs, at_once = -(-runs // len(seeds)), min(runs, len(seeds))
+
+            def of_runs(x):
+                x = lax.dynamic_slice_in_dim(x, first_seed, at_once)
+                return x if configs == 1 else jnp.concatenate([x] * configs)
+
             by_seed = jax.tree.map(lambda x: x.swapaxes(0, 1), cohorts)
-            keys, by_seed = jax.tree.map(
-                lambda x: lax.dynamic_slice_in_dim(x, first_seed, at_once),
-                (keys, by_seed),
-            )
-            state, kept = over_seeds(run, at_once)(state, keys, by_seed)
+            keys, by_seed = jax.tree.map(of_runs, (keys, by_seed))
+            state, kept = over_seeds(run, runs)(state, numbers, keys, by_seed)
             return state, jax.tree.map(lambda x: x.swapaxes(0, 1), kept)
 
         def jitted(state, cohorts):
@@ -192,16 +207,27 @@ class CompiledRounds:
         chunk: Chunk,
         examples: PyTree,
         public: PyTree,
+        numbers: dict[str, jax.Array],
         first_seed: int = 0,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
-        """Runs a chunk for seeds from `first_seed` on; their `state` is donated.
+        """Runs a chunk for some runs; their `state` is donated.
+
+        Args:
+          state: leaves ``[R', ...]``: of one run, of one config's seeds, or of several
+            configs with all seeds each.
+          chunk: the cohorts.
+          examples: of the population.
+          public: of the server.
+          numbers: of the configs, ``[R']`` each.
+          first_seed: which seed the first run has.
 
         Returns:
-          The new state and metrics of its rounds, ``[rounds, at_once, ...]``.
+          The new state and metrics of its rounds, ``[rounds, R', ...]``.
         """
         rounds = len(chunk.client_ids)
         args = (
             state,
+            numbers,
             self._keys,
             chunk.cohorts,
             examples,
@@ -212,7 +238,7 @@ class CompiledRounds:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # for debugging
             state, metrics = self._chunk(*args)
             return state, {k: np.asarray(v)[:rounds] for k, v in metrics.items()}
-        shapes = tuple(x.shape for x in jax.tree.leaves(chunk.cohorts))
+        shapes = tuple(x.shape for x in jax.tree.leaves((state, chunk.cohorts)))
         if shapes not in self._compiled:
             start = time.perf_counter()
             jitted = self._jit(state, chunk.cohorts)

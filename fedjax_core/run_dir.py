@@ -194,7 +194,7 @@ class RunDir:
 
     def _rounds(self) -> list[int]:
         """Rounds of the complete checkpoints, the latest last."""
-        return sorted(int(p.parent.name) for p in self._saved.glob(f"*/{_COVERED}"))
+        return _saved_rounds(self._saved)
 
     @property
     def round(self) -> int:
@@ -404,6 +404,15 @@ def _read_json(path: Path, kind: type[T], remedy: str) -> T:
     except (OSError, ValueError) as error:
         reason = str(error)
     raise RunDirError(f"{path} is not JSON of a run: {reason}; {remedy}.")
+
+
+def _saved_rounds(checkpoints: Path) -> list[int]:
+    return sorted(int(path.parent.name) for path in checkpoints.glob(f"*/{_COVERED}"))
+
+
+def saved_round(path: Path) -> int:
+    """Rounds that the latest checkpoint in a run directory covers; 0 without one."""
+    return max(_saved_rounds(path / "checkpoints"), default=0)
 
 
 class _Damaged(Exception):

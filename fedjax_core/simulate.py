@@ -3,9 +3,10 @@
 Rounds between two evaluations are one compiled loop; seeds are an axis over whole runs.
 """
 
+import dataclasses
 import functools
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,18 +42,20 @@ from fedjax_core.own_models import compile_own_evaluation
 from fedjax_core.participation import Participation, Uniform
 from fedjax_core.result import Result
 from fedjax_core.rounds import (
+    Build,
     CompiledRounds,
+    compile_init,
     gathered,
-    initial_state,
     joined_seeds,
+    seed_keys,
     seeds_at_once,
     split_seeds,
 )
 from fedjax_core.run_dir import fingerprint
-from fedjax_core.types import Algorithm, Execution, Params, PyTree
+from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree
 from fedjax_core.virtual_time import Timed
 
-_BROKEN = (
+BROKEN = (
     "the model is not finite after the server's step, although every update that went "
     "into it is"
 )
@@ -138,32 +141,16 @@ def simulate(
       NonFiniteUpdateError: `strict` and an update was not finite, or every update of a
         round was not, or the model is not after the server's step.
     """
-    # What was asked for.
-    check.one_of(("device", "host"), feed=feed)
-    check.one_of(("auto", "device", "host"), client_store=client_store)
-    check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
-    seeds, eval_splits = checked_seeds(seeds), tuple(eval_splits)
-    participation = _checked(
-        algorithm, data, model, cohort_size, participation, eval_splits
-    )
-
-    # How cohorts run.
-    if execution is None:
-        size = participation.expected_cohort_size(data.num_clients)
-        execution = choose_execution(
-            model, data.train, algorithm.work, size, algorithm.client_bytes
-        )
-    check.instance(Execution, execution=execution)
-    cohorts = _Cohorts(
-        algorithm, data, model, participation, seeds, execution,
-        params=params, feed=feed, client_store=client_store, seeds_axis=seeds_axis,
-        eval_splits=eval_splits, client_summaries=client_summaries or {},
+    cohorts = Cohorts(
+        algorithm, data, model, cohort_size=cohort_size, participation=participation,
+        seeds=seeds, params=params, eval_splits=eval_splits,
+        client_summaries=client_summaries, execution=execution, feed=feed,
+        client_store=client_store, seeds_axis=seeds_axis,
     )  # fmt: skip
-
-    # Rounds, evaluations, records.
+    cohorts.start()
     return drive(
         cohorts,
-        seeds=seeds,
+        seeds=cohorts.seeds,
         rounds=rounds,
         eval_every=eval_every,
         checkpoint_every=checkpoint_every,
@@ -171,12 +158,10 @@ def simulate(
         progress=progress,
         run_dir=run_dir,
         resume=resume,
-        config=_config(
-            algorithm, data, participation, eval_splits, client_summaries, record
-        ),
+        config=cohorts.config(algorithm, record),
         client_ids=data.client_ids,
         strict=strict,
-        broken=_BROKEN,
+        broken=BROKEN,
     )
 
 
@@ -207,87 +192,171 @@ def _checked(
     return participation
 
 
-def _config(
-    algorithm: Algorithm,
-    data: FederatedData,
-    participation: Participation,
-    eval_splits: tuple[str, ...],
-    client_summaries: ClientSummaries | None,
-    record: Any,
-) -> dict[str, Any]:
-    """What decides the numbers of a run."""
-    return {
-        "algorithm": {
-            "name": algorithm.name,
-            "config": algorithm.config,
-            "parts": algorithm.parts,
-        },
-        "participation": participation,
-        "eval_splits": eval_splits,
-        "client_summaries": tuple(client_summaries or ()),
-        "data": fingerprint(data),
-        "record": record,
-    }
+class Cohorts:
+    """Cohorts as a `Machine` that `drive` drives; arguments as in `simulate`.
 
+    Args:
+      algorithm: one of those that `build` makes, which differ in numbers alone.
+      build: makes the algorithm in the program; left out, `algorithm` is all there is.
+      configs: how many configs may run side by side.
 
-class _Cohorts:
-    """Cohorts as a `Machine` that `drive` drives; arguments as in `simulate`."""
+    Attributes:
+      seeds: ``[S]``.
+    """
 
     def __init__(
         self,
         algorithm: Algorithm,
         data: FederatedData,
         model: Model,
-        participation: Participation,
-        seeds: tuple[int, ...],
-        execution: Execution,
         *,
-        params: Params | None,
-        feed: str,
-        client_store: str,
-        seeds_axis: str,
-        eval_splits: tuple[str, ...],
-        client_summaries: ClientSummaries,
+        cohort_size: int | None = None,
+        participation: Participation | None = None,
+        seeds: int | Sequence[int] = 0,
+        params: Params | None = None,
+        eval_splits: Sequence[str] = ("test",),
+        client_summaries: ClientSummaries | None = None,
+        execution: Execution | None = None,
+        feed: str = "device",
+        client_store: str = "auto",
+        seeds_axis: str = "auto",
+        build: Build | None = None,
+        configs: int = 1,
     ):
-        self._execution, self._seeds = execution, seeds
-        self._algorithm, self._data, self._model = algorithm, data, model
-        self._on_host, self._eval_splits = feed == "host", eval_splits
-        self._client_summaries = client_summaries
-        self._at_once = seeds_at_once(seeds_axis, len(seeds))
-        self._run = CompiledRounds(algorithm, seeds, execution, self._at_once)
-        state, self._store = _initial(
-            algorithm, model, params, data, seeds, execution.mesh, client_store
+        # What was asked for.
+        check.one_of(("device", "host"), feed=feed)
+        check.one_of(("auto", "device", "host"), client_store=client_store)
+        check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
+        self.seeds = seeds = checked_seeds(seeds)
+        eval_splits = tuple(eval_splits)
+        participation = _checked(
+            algorithm, data, model, cohort_size, participation, eval_splits
         )
-        self._states = split_seeds(state, self._at_once)  # without rows of the store
+        self._algorithm, self._data, self._model = algorithm, data, model
+        self._participation, self._eval_splits = participation, eval_splits
+        self._client_summaries = client_summaries or {}
+        self._build = build or (lambda numbers: algorithm)
+
+        # How cohorts run.
+        if execution is None:
+            size = participation.expected_cohort_size(data.num_clients)
+            execution = choose_execution(
+                model, data.train, algorithm.work, size, algorithm.client_bytes,
+                runs=seeds_at_once(seeds_axis, configs * len(seeds)),
+            )  # fmt: skip
+        check.instance(Execution, execution=execution)
+        self._execution, self._on_host = execution, feed == "host"
+        self._axis, self._where = seeds_axis, client_store
+        self._run = CompiledRounds(self._build, seeds, execution)
+
+        def init_params(key):
+            new = model.init(key) if params is None else params
+            return jax.tree.map(jax.numpy.asarray, new)
+
+        init = functools.partial(
+            compile_init, self._build, init_params, data.num_clients, execution.mesh
+        )
+        self._init, self._init_two_rows = init(), init(rows=2)
         self._feed = (HostFeed if self._on_host else ResidentFeed)(
             train=data.train,
             work=algorithm.work,
             participation=participation,
             seeds=seeds,
             execution=execution,
-            sharded_state=self._store is not None,
+        )
+
+    def config(self, algorithm: Algorithm, record: Any) -> dict[str, Any]:
+        """What decides the numbers of one of the configs' runs."""
+        return {
+            "algorithm": {
+                "name": algorithm.name,
+                "config": algorithm.config,
+                "parts": algorithm.parts,
+            },
+            "participation": self._participation,
+            "eval_splits": self._eval_splits,
+            "client_summaries": tuple(self._client_summaries),
+            "data": self._fingerprint,
+            "record": record,
+        }
+
+    @functools.cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        return fingerprint(self._data)
+
+    def start(self, numbers: Sequence[Mapping[str, float]] = ({},)) -> None:
+        """Begins runs of every seed with each config's numbers, R in all."""
+        # Weakly typed, as they would be in Python: they don't widen what they scale.
+        self._numbers = {
+            name: jax.numpy.stack(
+                [
+                    jax.numpy.asarray(float(of[name]))
+                    for of in numbers
+                    for _ in self.seeds
+                ]
+            )
+            for name in numbers[0]
+        }
+        runs = len(numbers) * len(self.seeds)
+        self._at_once = seeds_at_once(self._axis, runs)
+        keys = jax.numpy.concatenate([seed_keys(self.seeds)] * len(numbers))
+        state = self._initial(keys)
+        self._states = split_seeds(state, self._at_once)  # without rows of the store
+        self._feed = dataclasses.replace(
+            self._feed, sharded_state=self._store is not None, max_rounds=1
         )
         if not self._on_host and self._store is None:
-            size = num_parameters(state.params) // len(seeds)
+            size = num_parameters(state.params) // runs
             self._feed = self._feed.with_chunks_for(size)
         # Before the first rounds, not after them.
         served = jax.eval_shape(
-            lambda state: algorithm.model(jax.tree.map(lambda x: x[0], state)),
+            lambda state: self._algorithm.model(jax.tree.map(lambda x: x[0], state)),
             state,
         )
-        for split in filled_splits(data, eval_splits).values():
-            check_evaluation(model.metrics, served, split, client_summaries)
+        for split in filled_splits(self._data, self._eval_splits).values():
+            check_evaluation(self._model.metrics, served, split, self._client_summaries)
+
+    def _initial(self, keys: Key) -> Any:
+        """The first state; sets the store of client states, None on the devices."""
+        self._store, where = None, self._where
+        if where == "auto":
+            shapes = jax.eval_shape(self._init, keys, self._numbers)
+            where = choose_client_store(shapes, self.execution.mesh)
+        if where == "device":
+            return self._init(keys, self._numbers)
+        state = self._init_two_rows(keys, self._numbers)
+        rows = jax.tree.map(np.asarray, getattr(state, "clients", ()))
+        if not jax.tree.leaves(rows):
+            return state
+        one = jax.tree.map(lambda x: x[:, 0], rows)
+        if not all(np.array_equal(x[:, 0], x[:, -1]) for x in jax.tree.leaves(rows)):
+            if self._where == "auto":
+                return self._init(keys, self._numbers)
+            raise ValueError(
+                f"client_store='host' needs client states that start out equal; "
+                f"{self._algorithm.name}.init gives clients different ones."
+            )
+        self._store = HostStore(one, self._data.num_clients, self.execution.mesh)
+        return state._replace(clients=())
+
+    def _part(self, i: int) -> tuple[range, dict[str, jax.Array]]:
+        """The runs of part i, and their numbers."""
+        runs = range(i * self._at_once, (i + 1) * self._at_once)
+        return runs, {k: x[runs.start : runs.stop] for k, x in self._numbers.items()}
 
     @property
     def execution(self) -> Execution:
+        """How rounds run."""
         return self._execution
 
     @property
     def compilations(self) -> int:
+        """How often rounds were compiled, since the first `start`."""
         return self._run.compilations
 
     @property
     def compile_seconds(self) -> float:
+        """How long that took."""
         return self._run.compile_seconds
 
     @property
@@ -299,6 +368,7 @@ class _Cohorts:
         )
 
     def restore(self, state: PyTree) -> None:
+        """Goes on from a state of these runs."""
         if self._store is not None:
             # A checkpoint of device arrays comes back as such.
             self._store.rows = jax.tree.map(
@@ -308,11 +378,13 @@ class _Cohorts:
         self._states = split_seeds(state, self._at_once)
 
     def longest(self) -> int:
+        """Rounds in a chunk at most."""
         return self._feed.max_rounds
 
     def advance(
         self, spans: Sequence[tuple[int, int]]
     ) -> Generator[tuple[dict[str, np.ndarray], list[list[np.ndarray]]], None, None]:
+        """Runs chunks (first, count) of rounds; cohorts are ``[count][S]``."""
         mesh, store = self.execution.mesh, self._store
         examples = (
             None if self._on_host else ship(dict(self._data.train.examples), mesh)
@@ -321,53 +393,57 @@ class _Cohorts:
         for chunk in Prefetch(self._feed, spans):
             metrics = []
             for i in range(len(self._states)):
-                state, first = self._states[i], i * self._at_once
-                seeds = slice(first, first + self._at_once)
+                state, (runs, numbers) = self._states[i], self._part(i)
+                first = runs.start % len(self.seeds)
                 if store is not None:
-                    state = state._replace(clients=store.gather(chunk, seeds))
-                state, part = self._run(state, chunk, examples, public, first)
+                    state = state._replace(clients=store.gather(chunk, runs))
+                state, part = self._run(state, chunk, examples, public, numbers, first)
                 if store is not None:
-                    store.scatter(chunk, state.clients, seeds)
+                    store.scatter(chunk, state.clients, runs)
                     state = state._replace(clients=())
                 self._states[i] = state
                 metrics.append(part)
             yield gathered(metrics, axis=1) | self._times(chunk), chunk.client_ids
 
     def _times(self, chunk: Chunk) -> dict[str, np.ndarray]:
-        """How long the rounds of a chunk took, ``[rounds, S]``, where that is known."""
+        """How long the rounds of a chunk took, ``[rounds, R]``, where that is known."""
         timed, num_clients = self._feed.participation, self._data.num_clients
         if not isinstance(timed, Timed):
             return {}
         rounds = range(chunk.first, chunk.first + len(chunk.client_ids))
         seconds = [
-            [timed.round_seconds(seed, round, num_clients) for seed in self._seeds]
+            [timed.round_seconds(seed, round, num_clients) for seed in self.seeds]
             for round in rounds
         ]
-        return {"virtual_seconds": np.array(seconds)}
+        configs = len(self._states) * self._at_once // len(self.seeds)
+        return {"virtual_seconds": np.tile(seconds, configs)}
 
     def evaluate(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Scalars, name -> ``[R]``, and values per client, name -> ``[R, N]``."""
         parts = [self._evaluate_part(i) for i in range(len(self._states))]
         scalars, per_client = zip(*parts, strict=True)
         return gathered(scalars), gathered(per_client)
 
     def _evaluate_part(self, i: int) -> tuple[dict[str, Any], dict[str, Any]]:
         # Without the rows of clients, which would be cut into those of seeds.
-        state, rows = self._states[i], ()
+        state, rows, (runs, numbers) = self._states[i], (), self._part(i)
         if hasattr(state, "clients"):
             rows, state = state.clients, state._replace(clients=())
         if self._store is not None:
-            first = i * self._at_once
-            seeds = slice(first, first + self._at_once)
-            rows = jax.tree.map(lambda x: x[seeds], self._store.rows)
-        scalars, per_client = self._evaluate(self._served(state))
+            rows = jax.tree.map(lambda x: x[runs.start : runs.stop], self._store.rows)
+        scalars, per_client = self._evaluate(self._served(numbers, state))
         if self._algorithm.own_models is not None:
-            own = self._evaluate_own(state, rows)
+            own = self._evaluate_own((numbers, state), rows)
             scalars, per_client = scalars | own[0], per_client | own[1]
         return scalars, per_client
 
     @functools.cached_property
-    def _served(self) -> Callable[[Any], Params]:
-        return jax.jit(lambda state: lax.map(self._algorithm.model, state))
+    def _served(self) -> Callable[[dict[str, jax.Array], Any], Params]:
+        def one(run):
+            numbers, state = run
+            return self._build(numbers).model(state)
+
+        return jax.jit(lambda numbers, state: lax.map(one, (numbers, state)))
 
     @functools.cached_property
     def _evaluate(self) -> Callable:
@@ -382,9 +458,14 @@ class _Cohorts:
 
     @functools.cached_property
     def _evaluate_own(self) -> Callable:
-        assert self._algorithm.own_models is not None
+        def own_models(run, row):
+            numbers, state = run
+            of_client = self._build(numbers).own_models
+            assert of_client is not None
+            return of_client(state, row)
+
         return compile_own_evaluation(
-            self._algorithm.own_models,
+            own_models,
             self._model.metrics,
             self._data,
             self._eval_splits,
@@ -393,36 +474,3 @@ class _Cohorts:
             self._store is not None,
             self._client_summaries,
         )
-
-
-def _initial(
-    algorithm, model, params, data, seeds, mesh, client_store
-) -> tuple[Any, HostStore | None]:
-    """The first state, and the store of client states when they live on the host."""
-
-    def init_params(key):
-        return jax.tree.map(
-            jax.numpy.asarray, model.init(key) if params is None else params
-        )
-
-    first = functools.partial(
-        initial_state, algorithm, init_params, seeds, data.num_clients, mesh
-    )
-    where = client_store
-    if where == "auto":
-        where = choose_client_store(jax.eval_shape(first), mesh)
-    if where == "device":
-        return first(), None
-    state = first(rows=2)
-    rows = jax.tree.map(np.asarray, getattr(state, "clients", ()))
-    if not jax.tree.leaves(rows):
-        return state, None
-    one = jax.tree.map(lambda x: x[:, 0], rows)
-    if not all(np.array_equal(x[:, 0], x[:, -1]) for x in jax.tree.leaves(rows)):
-        if client_store == "auto":
-            return first(), None
-        raise ValueError(
-            f"client_store='host' needs client states that start out equal; "
-            f"{algorithm.name}.init gives clients different ones."
-        )
-    return state._replace(clients=()), HostStore(one, data.num_clients, mesh)

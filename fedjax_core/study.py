@@ -1,0 +1,401 @@
+"""A study: methods x settings x seeds, each cell a run directory, resumable as a whole.
+
+::
+
+  tuning/SETTING/METHOD/POINT/   a point of a grid, evaluated on validation data alone
+  runs/SETTING/METHOD/           the cell, evaluated on test data
+  study.json                     grids and their winners, numbers, errors, versions
+
+Cells that differ only in numbers run as one program, see `fedjax_core.sweep`.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.driver import checked_seeds
+from fedjax_core.models.model import Model
+from fedjax_core.progress import CellsBar
+from fedjax_core.record import to_json
+from fedjax_core.result import Result
+from fedjax_core.run_dir import fingerprint, versions
+from fedjax_core.sweep import same_but_numbers, sweep
+from fedjax_core.types import Algorithm, LossFn
+
+_OURS = {"seeds", "rounds", "run_dir", "run_dirs", "resume", "eval_splits", "progress"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """A row of the table.
+
+    Attributes:
+      make: ``(config, loss_fn) -> Algorithm``, as the modules of
+        `fedjax_core.algorithms` have it; `functools.partial` brings plugs.
+      config: hyper-parameters.
+      grid: fields of the config -> values to try. Every combination runs on the
+        study's `tuning_seeds`, and the one that is best on validation data is taken.
+      metric: what is reported instead of the study's, "personal_accuracy" say.
+    """
+
+    make: Callable[[Any, LossFn], Algorithm]
+    config: Any
+    grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    metric: str | None = None
+
+    def __post_init__(self):
+        names = {field.name for field in dataclasses.fields(self.config)}
+        for name, values in self.grid.items():
+            check.one_of(sorted(names), grid=name)
+            if not len(values):
+                raise ValueError(f"grid must try some {name}, got none.")
+        self.points()  # each is a valid config
+
+    def points(self) -> dict[str, Any]:
+        """Name -> config of every point of the grid."""
+        values = itertools.product(*self.grid.values())
+        changes = [dict(zip(self.grid, point, strict=True)) for point in values]
+        return {
+            ",".join(f"{k}={v}" for k, v in change.items()).replace("/", "_"): (
+                dataclasses.replace(self.config, **change)
+            )
+            for change in changes
+            if change
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A column of the table: a problem that methods are compared on.
+
+    Attributes:
+      data: the population; its split "test" is reported, "validation" tuned on.
+      model: initial parameters and what to measure.
+      rounds: rounds of every run.
+      options: other arguments of `simulate`, as ``{"cohort_size": 10}``.
+    """
+
+    data: FederatedData
+    model: Model
+    rounds: int
+    options: Mapping[str, Any]
+
+    def __post_init__(self):
+        check.instance(FederatedData, data=self.data)
+        check.instance(Model, model=self.model)
+        check.positive_int(rounds=self.rounds)
+        for name in sorted(_OURS & set(self.options)):
+            raise ValueError(f"options must leave {name} to the study, got it.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """Methods that are compared in settings, over seeds.
+
+    Attributes:
+      methods: by name.
+      settings: by name.
+      seeds: of every cell; they pair the methods, since a seed has the same cohorts and
+        draws in all of them.
+      tuning_seeds: of the grids, apart from `seeds`.
+      metric: what is reported: "test_<metric>" at the end of a run.
+      higher_is_better: whether it is to be large.
+      printed: (method, setting) -> the number that a paper prints.
+      claims: (better, worse, setting), orderings of two methods to be tested.
+      level: chance of calling one held, and of calling it not held, where both methods
+        are alike.
+    """
+
+    methods: Mapping[str, Method]
+    settings: Mapping[str, Setting]
+    seeds: Sequence[int] = range(5)
+    tuning_seeds: Sequence[int] = (1000,)
+    metric: str = "accuracy"
+    higher_is_better: bool = True
+    printed: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    claims: Sequence[tuple[str, str, str]] = ()
+    level: float = 0.05
+
+    def __post_init__(self):
+        check.open_interval(0, 1, level=self.level)
+        both = set(checked_seeds(self.seeds)) & set(checked_seeds(self.tuning_seeds))
+        if both:
+            raise ValueError(
+                f"tuning_seeds must not be among seeds, got {sorted(both)} in both."
+            )
+        for what, names in (("methods", self.methods), ("settings", self.settings)):
+            for name in names:
+                if not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
+                    raise ValueError(f"{what} must be names of folders, got {name!r}.")
+        for method, setting in self.printed:
+            check.one_of(list(self.methods), printed=method)
+            check.one_of(list(self.settings), printed=setting)
+        for better, worse, setting in self.claims:
+            check.one_of(list(self.methods), claims=better)
+            check.one_of(list(self.methods), claims=worse)
+            check.one_of(list(self.settings), claims=setting)
+        for name, setting in self.settings.items():
+            tuned = [m for m, method in self.methods.items() if method.grid]
+            if tuned and "validation" not in setting.data.splits:
+                raise ValueError(
+                    f"the data of setting {name!r} must have a validation split to "
+                    f"tune {tuned[0]!r} on; `split_examples` makes one."
+                )
+
+
+class Trial(NamedTuple):
+    """A point of a grid."""
+
+    point: str
+    score: float  # mean over seeds on validation data, NaN where it failed
+    error: str
+
+
+class Row(NamedTuple):
+    """A cell of the study and how it ended.
+
+    Attributes:
+      method: its name.
+      setting: its name.
+      config: hyper-parameters that ran.
+      metric: name in `result`, as "test_accuracy".
+      result: without its state, which is in its run directory; None where it failed.
+      error: why it failed, or nothing.
+      trials: the grid.
+    """
+
+    method: str
+    setting: str
+    config: Any
+    metric: str
+    result: Result | None
+    error: str
+    trials: tuple[Trial, ...]
+
+    @property
+    def values(self) -> np.ndarray:
+        """The metric at the end, ``[S]``; none where the cell failed."""
+        if self.result is None:
+            return np.zeros(0)
+        return self.result.series(self.metric)[1][:, -1]
+
+
+class Outcome(NamedTuple):
+    """What a study has measured; `fedjax_core.study_report` shows it."""
+
+    study: Study
+    out: Path
+    rows: list[Row]
+
+    def row(self, method: str, setting: str) -> Row:
+        """The cell of that name."""
+        cells = {(row.method, row.setting): row for row in self.rows}
+        return cells[method, setting]
+
+
+class _Job(NamedTuple):
+    """A run directory to fill: a cell, or a point of a cell's grid."""
+
+    path: Path
+    method: str
+    setting: str
+    config: Any
+
+
+def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outcome:
+    """Runs what is not there yet of a study, and reads what is.
+
+    A cell that fails is a row with its error, and is tried again by the next call.
+
+    Args:
+      study: what to run.
+      out: its folder, new or of the same study.
+      progress: whether to show a bar.
+
+    Raises:
+      KeyboardInterrupt: with a message that says how to go on. Runs are kept up to
+        their last checkpoints.
+    """
+    out = Path(out)
+    names = [(m, s) for s in study.settings for m in study.methods]
+    points = [
+        _Job(out / "tuning" / s / m / point, m, s, config)
+        for m, s in names
+        for point, config in study.methods[m].points().items()
+    ]
+    with CellsBar(len(points) + len(names), progress) as bar:
+        try:
+            tried = _run(study, points, "validation", study.tuning_seeds, bar)
+            best = {
+                name: _winner(study, *name, zip(points, tried, strict=True))
+                for name in names
+            }
+            jobs = [
+                _Job(out / "runs" / s / m, m, s, best[m, s][0])
+                for m, s in names
+                if best[m, s][0] is not None
+            ]
+            ends = _run(study, jobs, "test", study.seeds, bar)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"stopped with {bar.finished} of {bar.cells} runs done; the same call "
+                f"goes on with what is in {out}."
+            ) from None
+    found = {(j.method, j.setting): end for j, end in zip(jobs, ends, strict=True)}
+    rows = [
+        _row(study, m, s, *best[m, s], found.get((m, s), "no point of its grid ran"))
+        for m, s in names
+    ]
+    outcome = Outcome(study, out, rows)
+    _save(outcome)
+    return outcome
+
+
+def _run(
+    study: Study,
+    jobs: Sequence[_Job],
+    split: str,
+    seeds: Sequence[int],
+    bar: CellsBar,
+) -> list[Result | str]:
+    """The results of jobs, or why they failed."""
+    ends: dict[int, Result | str] = {}
+    for group in _groups(study, jobs):
+        setting = study.settings[jobs[group[0]].setting]
+        method = study.methods[jobs[group[0]].method]
+        try:
+            found = sweep(
+                lambda config: method.make(config, setting.model.loss),  # noqa: B023
+                [jobs[i].config for i in group],
+                setting.data,
+                setting.model,
+                rounds=setting.rounds,
+                seeds=seeds,
+                eval_splits=(split,),
+                run_dirs=[jobs[i].path for i in group],
+                resume=True,
+                bar=lambda which: bar.part(len(which), setting.rounds),  # noqa: B023
+                **setting.options,
+            )
+        except Exception as error:
+            found = [error] * len(group)
+        bar.add(len(group))
+        for i, end in zip(group, found, strict=True):
+            if isinstance(end, Exception):
+                ends[i] = str(end) or type(end).__name__
+            else:  # states of all cells may not fit into memory
+                ends[i] = dataclasses.replace(end, state=None)
+    return [ends[i] for i in range(len(jobs))]
+
+
+def _groups(study: Study, jobs: Sequence[_Job]) -> list[list[int]]:
+    """Jobs, by their places, that one program can run."""
+    groups: list[list[int]] = []
+    for i, job in enumerate(jobs):
+        for group in groups:
+            first = jobs[group[0]]
+            if (
+                job.setting == first.setting
+                and study.methods[job.method].make == study.methods[first.method].make
+                and same_but_numbers(job.config, first.config)
+            ):
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
+
+
+def _winner(
+    study: Study, method: str, setting: str, tried: Any
+) -> tuple[Any, tuple[Trial, ...]]:
+    """The config that is best on validation data, None without one; and the grid."""
+    if not study.methods[method].grid:
+        return study.methods[method].config, ()
+    metric = f"validation_{study.methods[method].metric or study.metric}"
+    trials, configs = [], []
+    for job, end in tried:
+        if (job.method, job.setting) == (method, setting):
+            score, error = _score(end, metric)
+            trials.append(Trial(job.path.name, score, error))
+            configs.append(job.config)
+    sign = 1 if study.higher_is_better else -1
+    order = [sign * t.score if math.isfinite(t.score) else -math.inf for t in trials]
+    best = int(np.argmax(order))
+    return configs[best] if order[best] > -math.inf else None, tuple(trials)
+
+
+def _score(end: Result | str, metric: str) -> tuple[float, str]:
+    """The metric at the end, averaged over seeds, or NaN and why."""
+    if isinstance(end, str):
+        return math.nan, end
+    try:
+        return end.final(metric)[0], ""
+    except KeyError as error:
+        return math.nan, str(error.args[0])
+
+
+def _row(
+    study: Study,
+    method: str,
+    setting: str,
+    config: Any,
+    trials: tuple[Trial, ...],
+    end: Result | str,
+) -> Row:
+    metric = f"test_{study.methods[method].metric or study.metric}"
+    error = _score(end, metric)[1]
+    result = None if error or isinstance(end, str) else end
+    if config is None and trials:
+        error = f"{error}: {trials[0].error}"
+    return Row(method, setting, config, metric, result, error, trials)
+
+
+def _save(outcome: Outcome) -> None:
+    """Writes study.json."""
+    study = outcome.study
+    record = {
+        "command": command(),
+        "versions": versions(),
+        "metric": study.metric,
+        "seeds": list(study.seeds),
+        "tuning_seeds": list(study.tuning_seeds),
+        "settings": {
+            name: {
+                "data": fingerprint(setting.data),
+                "rounds": setting.rounds,
+                "options": to_json(dict(setting.options)),
+            }
+            for name, setting in study.settings.items()
+        },
+        "rows": [
+            {
+                "method": row.method,
+                "setting": row.setting,
+                "config": to_json(row.config),
+                row.metric: row.values.tolist(),
+                "error": row.error,
+                "grid": [trial._asdict() for trial in row.trials],
+            }
+            for row in outcome.rows
+        ],
+    }
+    outcome.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, indent=2) + "\n"
+    (outcome.out / "study.json").write_text(text, "utf-8")
+
+
+def command() -> str:
+    """How this program was called."""
+    return shlex.join([Path(sys.executable).name, *sys.argv])

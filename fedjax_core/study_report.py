@@ -1,0 +1,337 @@
+"""What a study shows: tables beside printed numbers, orderings, figures, one page."""
+
+import base64
+import csv
+import html
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_core.record import to_json
+from fedjax_core.run_dir import fingerprint, versions
+from fedjax_core.study import Outcome, Row, Setting, command
+
+_EXACT = 16  # seeds whose signs are flipped in every way
+
+
+class Ordering(NamedTuple):
+    """A claimed ordering and what the seeds say.
+
+    Attributes:
+      better: method that is claimed to be better.
+      worse: the other one.
+      setting: where.
+      difference: by how much it is, mean over seeds; NaN where a cell failed.
+      p: of no difference against the claim, one-sided.
+      verdict: "held", "not held" where the opposite is significant, or "undecided".
+    """
+
+    better: str
+    worse: str
+    setting: str
+    difference: float
+    p: float
+    verdict: str
+
+
+class Table(NamedTuple):
+    """Text in rows under a header."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def sign_flip(differences: np.ndarray) -> float:
+    """The one-sided p-value of the sign-flip permutation test for paired differences.
+
+    If the two methods are alike, each seed's difference is as likely to have the other
+    sign; p is the share of all signs whose sum is at least the observed one. So p is at
+    most a with a chance of at most a, exactly; with S seeds it is at least 2^-S. Of
+    more than 16 seeds a fixed sample of 65,535 signs is taken, which keeps that so.
+
+    Args:
+      differences: ``[S]``, finite.
+
+    References:
+      Fisher, "The Design of Experiments", 1935, section 21.
+    """
+    d = np.asarray(differences, np.float64)
+    if len(d) <= _EXACT:
+        flips = np.arange(2 ** len(d))[:, None] >> np.arange(len(d)) & 1
+    else:
+        flips = np.random.default_rng(0).integers(0, 2, (2**_EXACT, len(d)))
+        flips[0] = 0  # the observed one counts
+    sums, slack = (1 - 2 * flips) @ d, 1e-9 * np.abs(d).sum()
+    return float((sums >= d.sum() - slack).mean())
+
+
+def orderings(outcome: Outcome) -> list[Ordering]:
+    """Every claim of the study, tested by `sign_flip` in both directions."""
+    study, found = outcome.study, []
+    for better, worse, setting in study.claims:
+        pair = [outcome.row(name, setting).values for name in (better, worse)]
+        if not all(len(values) and np.isfinite(values).all() for values in pair):
+            gap, p, verdict = math.nan, math.nan, "undecided"
+        else:
+            d = (pair[0] - pair[1]) * (1 if study.higher_is_better else -1)
+            gap, p = float(d.mean()), sign_flip(d)
+            opposite = sign_flip(-d) <= study.level
+            verdict = "not held" if opposite else "undecided"
+            verdict = "held" if p <= study.level else verdict
+        found.append(Ordering(better, worse, setting, gap, p, verdict))
+    return found
+
+
+def records(outcome: Outcome) -> list[dict[str, Any]]:
+    """A line for every cell, as in table.csv; "values" are those of the seeds."""
+    lines = []
+    for row in outcome.rows:
+        values = row.values
+        mean = float(values.mean()) if len(values) else math.nan
+        printed = outcome.study.printed.get((row.method, row.setting), math.nan)
+        lines.append(
+            {
+                "setting": row.setting,
+                "method": row.method,
+                "metric": row.metric,
+                "mean": mean,
+                "std": float(values.std(ddof=1)) if len(values) > 1 else math.nan,
+                "printed": printed,
+                "difference": mean - printed,
+                "rounds": row.result.rounds if row.result else 0,
+                "megabytes": _megabytes(row)[-1] if row.result else math.nan,
+                "values": " ".join(map(repr, values.tolist())),
+                "error": row.error,
+            }
+        )
+    return lines
+
+
+def _megabytes(row: Row) -> np.ndarray:
+    """Sent and received up to each round, mean over seeds, ``[rounds]``."""
+    assert row.result is not None
+    train = row.result.train
+    sent = train["uplink_bytes"].astype(np.float64) + train["downlink_bytes"]
+    return sent.mean(0).cumsum() / 1e6
+
+
+def tables(outcome: Outcome) -> list[Table]:
+    """One for every setting, one of claims and one of grids, where there are any."""
+    study, shown = outcome.study, []
+    lines = records(outcome)
+    for setting in study.settings:
+        rows = [
+            (
+                line["method"],
+                line["error"] or _spread(line["mean"], line["std"]),
+                _number(line["printed"]),
+                _number(line["difference"], "+.4f"),
+                _number(line["megabytes"], ".1f"),
+            )
+            for line in lines
+            if line["setting"] == setting
+        ]
+        header = ("method", f"{study.metric}, ours", "printed", "difference", "MB")
+        shown.append(Table(setting, header, rows))
+    if study.claims:
+        rows = [
+            (f"{o.better} > {o.worse}", o.setting, _number(o.difference, "+.4f"),
+             _number(o.p, ".3g"), o.verdict)
+            for o in orderings(outcome)
+        ]  # fmt: skip
+        header = ("claim, > is better", "setting", "by", "p", "verdict")
+        shown.append(Table(f"Claims ({_test(outcome)})", header, rows))
+    rows = [
+        (row.method, row.setting, trial.point, trial.error or _number(trial.score),
+         "taken" if trial.point == _taken(outcome, row) else "")
+        for row in outcome.rows
+        for trial in row.trials
+    ]  # fmt: skip
+    if rows:
+        title = f"Grids, on validation data and seeds {list(study.tuning_seeds)}"
+        header = ("method", "setting", "point", study.metric, "")
+        shown.append(Table(title, header, rows))
+    return shown
+
+
+def _taken(outcome: Outcome, row: Row) -> str:
+    points = outcome.study.methods[row.method].points()
+    return next((name for name, c in points.items() if c == row.config), "")
+
+
+def _test(outcome: Outcome) -> str:
+    seeds, level = len(outcome.study.seeds), outcome.study.level
+    text = (
+        f"sign-flip permutation test, paired over {seeds} seeds, one-sided, false "
+        f"alarms at most {level:g} each way"
+    )
+    if 2.0**-seeds > level:
+        text += f": so few seeds decide nothing, p >= {2.0**-seeds:.3g}"
+    return text
+
+
+def _number(value: float, form: str = ".4f") -> str:
+    return "" if math.isnan(value) else format(value, form)
+
+
+def _spread(mean: float, std: float) -> str:
+    return _number(mean) + (f" ± {std:.4f}" if not math.isnan(std) else "")
+
+
+def markdown(outcome: Outcome) -> str:
+    """The tables as text; spreads are standard deviations over seeds."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(c.replace('|', '/') for c in cells)} |"
+
+    parts = []
+    for table in tables(outcome):
+        rule = line(["---"] + ["---:"] * (len(table.header) - 1))
+        body = [line(table.header), rule, *map(line, table.rows)]
+        parts.append("\n".join([f"## {table.title}", "", *body, ""]))
+    return "\n".join(parts)
+
+
+def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
+    """Name -> matplotlib figure: the metric against what it costs, and over clients."""
+    rows = [r for r in outcome.rows if r.setting == setting and r.result is not None]
+    costs: dict[str, Callable[[Row], np.ndarray]] = {
+        "rounds": lambda row: np.arange(1, row.result.rounds + 1),  # type: ignore[union-attr]
+        "megabytes": _megabytes,
+    }
+    if rows and all("virtual_seconds" in r.result.train for r in rows if r.result):
+        costs["virtual seconds"] = lambda row: (
+            row.result.train["virtual_seconds"].mean(0).cumsum()  # type: ignore[union-attr]
+        )
+    drawn = {}
+    for name, cost in costs.items():
+        drawn[name], axes = _axes(name, outcome.study.metric)
+        for row in rows:
+            assert row.result is not None
+            rounds, values = row.result.series(row.metric)
+            x, mean = cost(row)[rounds - 1], values.mean(0)
+            (drawn_line,) = axes.plot(x, mean, marker=".", label=row.method)
+            if len(values) > 1:
+                std = values.std(0, ddof=1)
+                color = drawn_line.get_color()
+                axes.fill_between(
+                    x, mean - std, mean + std, color=color, alpha=0.2, lw=0
+                )
+    name = f"{outcome.study.metric} of a client, all seeds"
+    drawn["clients"], axes = _axes(name, "share of clients at or below")
+    for row in rows:
+        assert row.result is not None
+        values = np.sort(row.result.client_metrics[row.metric].ravel())
+        values = values[np.isfinite(values)]
+        share = np.arange(1, len(values) + 1) / max(len(values), 1)
+        axes.step(values, share, where="post", label=row.method)
+    for figure in drawn.values():
+        if rows:
+            figure.axes[0].legend(fontsize=8)
+    return drawn
+
+
+def _axes(x: str, y: str) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def write(outcome: Outcome) -> Path:
+    """Writes table.csv, table.md, figures/ and report.html; returns the last one."""
+    out, lines = outcome.out, records(outcome)
+    with open(out / "table.csv", "w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(lines)
+    (out / "table.md").write_text(markdown(outcome), "utf-8")
+    (out / "figures").mkdir(exist_ok=True)
+    pictures = {}
+    for setting in outcome.study.settings:
+        for name, figure in figures(outcome, setting).items():
+            png = io.BytesIO()
+            figure.savefig(png, format="png", dpi=150)
+            (out / "figures" / f"{setting} {name}.png").write_bytes(png.getvalue())
+            pictures[setting, name] = png.getvalue()
+    page = out / "report.html"
+    page.write_text(_page(outcome, pictures), "utf-8")
+    return page
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto;
+  padding: 1rem; color: #222; background: #fff; overflow-wrap: anywhere }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right;
+  overflow-wrap: normal }
+th:first-child, td:first-child { text-align: left }
+.figures { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)) }
+img { width: 100%; height: auto }
+pre { white-space: pre-wrap; background: #f5f5f5; padding: .5rem }
+"""
+
+
+def _page(outcome: Outcome, pictures: dict[tuple[str, str], bytes]) -> str:
+    """One file that needs no other."""
+    parts = []
+    for table in tables(outcome):
+        parts += [f"<h2>{html.escape(table.title)}</h2>", _html_table(table)]
+        mine = [(k[1], png) for k, png in pictures.items() if k[0] == table.title]
+        images = [
+            f'<img alt="{html.escape(table.title)}: {html.escape(name)}" '
+            f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+            for name, png in mine
+        ]
+        parts += [f'<div class="figures">{"".join(images)}</div>'] if images else []
+    configs = {
+        f"{row.method}, {row.setting}": to_json(row.config) for row in outcome.rows
+    }
+    data = {name: _described(s) for name, s in outcome.study.settings.items()}
+    for title, value in (
+        ("Made by", command()),
+        ("Seeds", list(outcome.study.seeds)),
+        ("Settings and checksums of their data", data),
+        ("Configs", configs),
+        ("Versions", versions()),
+    ):
+        text = value if isinstance(value, str) else json.dumps(value, indent=2)
+        parts.append(f"<h2>{title}</h2><pre>{html.escape(text)}</pre>")
+    title = html.escape(outcome.out.resolve().name)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        "<p>Means and standard deviations over seeds, at the end of each run.</p>"
+        + "\n".join(parts)
+        + "</body></html>\n"
+    )
+
+
+def _html_table(table: Table) -> str:
+    def line(cells: Iterable[str], tag: str) -> str:
+        inside = "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells)
+        return f"<tr>{inside}</tr>"
+
+    rows = "".join(line(row, "td") for row in table.rows)
+    head = line(table.header, "th")
+    return f'<div class="wide"><table>{head}{rows}</table></div>'
+
+
+def _described(setting: Setting) -> dict[str, Any]:
+    return {
+        "data": fingerprint(setting.data),
+        "rounds": setting.rounds,
+        "options": to_json(dict(setting.options)),
+    }

@@ -1,0 +1,217 @@
+"""Configs that differ in numbers share a program, and each is what `simulate` gives."""
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.reference import softmax_loss, softmax_problem
+
+from fedjax_core import (
+    FederatedData,
+    LocalWork,
+    Model,
+    Packed,
+    Result,
+    algorithms,
+    clip,
+    simulate,
+)
+from fedjax_core.algorithms import apfl, fedavg
+from fedjax_core.driver import NonFiniteUpdateError
+from fedjax_core.sweep import numbers, same_but_numbers, sweep, with_numbers
+
+SIZES = [5, 1, 8, 3, 6, 2]
+EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
+PACKED = Packed(EXAMPLES, OFFSETS)
+DATA = FederatedData(PACKED, PACKED)
+MODEL = Model(
+    init=lambda key: jax.tree.map(jnp.asarray, PARAMS),
+    loss=softmax_loss,
+    metrics=lambda params, batch: {"loss": softmax_loss(params, batch, None)},
+)
+RUN: dict[str, Any] = {"rounds": 4, "eval_every": 2, "cohort_size": 3, "seeds": (3, 5)}
+WORK = LocalWork(batch_size=4)
+PLAIN = fedavg.Config(work=WORK)
+METHODS = {
+    module.name: importlib.import_module(f"fedjax_core.algorithms.{module.name}")
+    for module in pkgutil.iter_modules(algorithms.__path__)
+    if not module.ispkg
+}
+REQUIRED: dict[str, Any] = {
+    "fedper": {"personal": ("b",)},
+    "fedrep": {"personal": ("b",), "head": 1, "work": LocalWork(epochs=2)},
+    "lg_fedavg": {"shared": ("b",)},
+}
+
+
+def averaging(config):
+    return fedavg.make(config, MODEL.loss)
+
+
+def lrs(*values):
+    return [dataclasses.replace(PLAIN, client_lr=value) for value in values]
+
+
+def results(ends) -> list[Result]:
+    assert all(isinstance(end, Result) for end in ends), ends
+    return ends
+
+
+def values(result):
+    return {**result.train, **result.evaluations, **result.client_metrics}
+
+
+def assert_close(got, expected, rtol=1e-5):
+    for name, value in values(expected).items():
+        np.testing.assert_allclose(values(got)[name], value, rtol, 1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_its_numbers_as_arguments(name, caplog):
+    module = METHODS[name]
+    config = module.Config(**REQUIRED.get(name, {}))
+    # Every number at once; 0, which many methods take for absent, too.
+    other = with_numbers(
+        config, {k: 0.7 * v or 0.05 for k, v in numbers(config).items()}
+    )
+    data = getattr(module, "pool", lambda data: data)(DATA)
+    options: dict[str, Any] = RUN | {
+        "cohort_size": min(3, data.num_clients),
+        "seeds": 3,
+    }
+
+    def make(config):
+        return module.make(config, MODEL.loss)
+
+    ends = results(sweep(make, [config, other], data, MODEL, **options))
+    assert not caplog.records
+    assert [end.compilations for end in ends] == [1, 1]
+    alone = simulate(make(other), data, MODEL, progress=False, **options)
+    assert_close(ends[1], alone, rtol=1e-4)
+    assert not np.array_equal(
+        ends[0].evaluations["test_loss"], values(alone)["test_loss"]
+    )
+
+
+def test_a_rate_that_scales_what_it_did_gives_the_same_bits():
+    ends = results(sweep(averaging, lrs(0.1, 0.3), DATA, MODEL, **RUN))
+    for end, config in zip(ends, lrs(0.1, 0.3), strict=True):
+        alone = simulate(averaging(config), DATA, MODEL, progress=False, **RUN)
+        for name, value in values(alone).items():
+            np.testing.assert_array_equal(values(end)[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_runs_side_by_side_are_those_in_turn(store):
+    configs = [apfl.Config(alpha=a, work=WORK) for a in (0.2, 0.5, 0.9)]
+    in_turn, side_by_side = (
+        sweep(
+            lambda config: apfl.make(config, MODEL.loss), configs, DATA, MODEL,
+            seeds_axis=axis, client_store=store, **RUN,
+        )
+        for axis in ("map", "vmap")
+    )  # fmt: skip
+    for a, b in zip(results(in_turn), results(side_by_side), strict=True):
+        assert b.compilations == 1
+        assert_close(b, a)
+        for x, y in zip(*map(jax.tree.leaves, (a.state, b.state)), strict=True):
+            np.testing.assert_allclose(x, y, 1e-5, 1e-6)
+
+
+def test_numbers_do_not_widen_half_precision():
+    half = MODEL._replace(init=lambda key: jax.tree.map(jnp.bfloat16, PARAMS))
+    end, _ = results(sweep(averaging, lrs(0.1, 0.3), DATA, half, **RUN))
+    assert {x.dtype for x in jax.tree.leaves(end.params)} == {jnp.dtype("bfloat16")}
+
+
+def test_numbers_of_plugs_are_numbers_of_a_config():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Clipped(fedavg.Config):
+        norm: float = 1.0
+
+    def make(config):
+        return fedavg.make(config, MODEL.loss, transform=clip(config.norm))
+
+    configs = [Clipped(work=WORK, norm=norm) for norm in (0.01, 100.0)]
+    ends = results(sweep(make, configs, DATA, MODEL, **RUN))
+    assert ends[1].compilations == 1
+    for end, config in zip(ends, configs, strict=True):
+        assert_close(end, simulate(make(config), DATA, MODEL, progress=False, **RUN))
+
+
+@pytest.mark.parametrize("axis", ["map", "vmap"])
+def test_a_method_that_branches_on_a_number_is_compiled_for_each(axis, caplog):
+    def make(config):
+        if config.server_lr > 1:
+            config = dataclasses.replace(config, weights="uniform")
+        return averaging(config)
+
+    configs = [dataclasses.replace(PLAIN, server_lr=lr) for lr in (1.0, 2.0)]
+    ends = sweep(make, configs, DATA, MODEL, seeds_axis=axis, **RUN)
+    assert "fedavg looks at one of server_lr from Python" in caplog.text
+    for end, config in zip(ends, configs, strict=True):
+        alone = simulate(
+            make(config), DATA, MODEL, progress=False, seeds_axis=axis, **RUN
+        )
+        assert_close(end, alone, rtol=0)
+
+
+@pytest.mark.parametrize("axis", ["map", "vmap"])
+def test_a_config_that_diverges_leaves_the_others_alone(axis, tmp_path):
+    configs = lrs(0.1, 1e38, 0.3)
+    dirs = [tmp_path / str(i) for i in range(3)]
+    options: dict[str, Any] = RUN | {
+        "seeds_axis": axis,
+        "resume": True,
+        "run_dirs": dirs,
+    }
+    ends = sweep(averaging, configs, DATA, MODEL, **options)
+    assert isinstance(ends[1], NonFiniteUpdateError)
+    assert "seed 3" in str(ends[1])
+    alone = simulate(averaging(configs[2]), DATA, MODEL, progress=False, **RUN)
+    assert_close(ends[2], alone)
+    # What is there is a run directory like any other, read without a round.
+    again = simulate(
+        averaging(configs[2]), DATA, MODEL, progress=False, run_dir=dirs[2],
+        resume=True, **RUN,
+    )  # fmt: skip
+    assert (again.rounds, again.timed_rounds, again.compilations) == (4, 0, 0)
+    assert_close(again, ends[2], rtol=0)
+
+
+def test_runs_side_by_side_go_on_from_different_rounds(tmp_path, caplog):
+    configs = lrs(0.1, 0.2, 0.3)
+    dirs = [tmp_path / str(i) for i in range(3)]
+    options: dict[str, Any] = RUN | {"seeds_axis": "vmap", "resume": True}
+    whole = sweep(averaging, configs, DATA, MODEL, **RUN)
+    half: dict[str, Any] = options | {"rounds": 2, "run_dirs": dirs[:2]}
+    sweep(averaging, configs[:2], DATA, MODEL, **half)
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "stranger").touch()
+    ends = sweep(averaging, configs, DATA, MODEL, run_dirs=dirs, **options)
+    assert "no run directory" in str(ends[2])
+    assert not caplog.records
+    for end, expected in zip(results(ends[:2]), whole, strict=False):
+        assert end.timed_rounds == 2
+        assert_close(end, expected)
+
+
+def test_configs_that_differ_in_more_are_refused():
+    assert numbers(fedavg.Config(client_lr=1)) == {"client_lr": 1, "server_lr": 1}
+    other = dataclasses.replace(PLAIN, weights="uniform")
+    assert not same_but_numbers(PLAIN, other)
+    assert not same_but_numbers(PLAIN, apfl.Config(work=WORK))
+    with pytest.raises(ValueError, match="configs must differ in floats only"):
+        sweep(averaging, [PLAIN, other], DATA, MODEL, **RUN)
+
+
+def test_a_config_is_validated_when_built_and_not_again():
+    assert with_numbers(PLAIN, {"client_lr": -1.0}).client_lr == -1.0
+    assert PLAIN.client_lr == 0.1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        with_numbers(PLAIN, {}).client_lr = 1.0  # type: ignore[misc]
