@@ -115,7 +115,7 @@ def make(
             client, state.params, cohort, key, reduce=reduce, client_state=state.clients
         )
         delta = trained(results.update)
-        share = results.metrics["valid_clients"] / cohort.num_clients  # |S| / N
+        share = server.share(reduce, results, cohort)  # |S| / N
         gradient = optax.apply_updates(
             state.gradient, jax.tree.map(lambda d: -config.alpha * share * d, delta)
         )

@@ -137,7 +137,7 @@ def make(
             client_state=state.clients,
         )
         update = trained(results.update)
-        share = results.metrics["valid_clients"] / cohort.num_clients  # |S| / N
+        share = server.share(reduce, results, cohort)  # |S| / N
         step = {
             "delta": jax.tree.map(lambda d: config.server_lr * d, update["delta"]),
             "control": jax.tree.map(lambda d: share * d, update["control"]),

@@ -60,6 +60,8 @@ class Reduction(NamedTuple):
       name: what it is and its arguments, recorded with a run.
       noisy: the result has noise that protects clients. Then a round in which nobody
         counts must go on like any other, or the model would tell.
+      expected_cohort_size: the constant that a mean divides by in the place of the
+        number of clients that count, or None.
     """
 
     identity: Callable[[PyTree], PyTree]
@@ -69,6 +71,7 @@ class Reduction(NamedTuple):
     stacked: bool = False
     name: str = "custom"
     noisy: bool = False
+    expected_cohort_size: float | None = None
 
 
 def _weights(by: Any, arrivals: Arrivals) -> jax.Array:

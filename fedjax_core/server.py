@@ -13,6 +13,8 @@ import optax
 
 from fedjax_core import random
 from fedjax_core.arrays import num_bytes
+from fedjax_core.map import ClientResults
+from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Message, Transform
 from fedjax_core.types import (
     Cohort,
@@ -64,6 +66,26 @@ def direction(
     """
     gradient = jax.tree.map(jnp.negative, trained(update))
     return optimizer.update(gradient, opt_state, trained(params))
+
+
+def share(reduce: Reduction, results: ClientResults, cohort: Cohort) -> jax.Array:
+    """What turns the mean over a cohort S into the sum over S divided by N; ``[]``.
+
+    :math:`|S| / N` over valid clients. Where the reduction adds noise |S| is private,
+    and the factor is the constant by which that divides, over N.
+
+    Raises:
+      ValueError: when a round is traced, a noisy reduction without such a constant.
+    """
+    size = results.metrics["valid_clients"]
+    if reduce.noisy:
+        size = reduce.expected_cohort_size
+        if size is None:
+            raise ValueError(
+                f"reduce must have an expected_cohort_size where it is noisy, for how "
+                f"many clients took part is private, got {reduce.name}."
+            )
+    return jnp.asarray(size / cohort.num_clients)
 
 
 def send(
