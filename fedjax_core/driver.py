@@ -89,8 +89,9 @@ class Machine(Protocol):
         """Runs chunks (first, count) of rounds.
 
         Yields:
-          Metrics, name -> ``[count, S, ...]``, among them "finite_model", bool, which
-          is not recorded; and cohorts, see `History.add_rounds`.
+          Metrics, name -> ``[count, S, ...]``, among them "finite_model" and, with
+          cohorts, "idle", bool, which are not recorded; and cohorts, see
+          `History.add_rounds`.
         """
         ...
 
@@ -178,18 +179,16 @@ def drive(
         clock = _Clock(machine)
         for metrics, cohorts in chunks:
             seconds += clock.lap()
-            finite = metrics.pop("finite_model")
+            finite, idle = metrics.pop("finite_model"), metrics.pop("idle", None)
             excluded = history.add_rounds(metrics, cohorts)
             done = history.rounds
             for e in excluded:
                 _LOG.warning(
                     "round %d, seed %d: client %s excluded, its %s is not finite", *e
                 )
-            message = _refusal(done, seeds, metrics, excluded, strict)
+            message = _refusal(done, seeds, idle, metrics, excluded, strict)
             if not message and not finite.all():
-                k, s = np.argwhere(~finite)[0]
-                round = done - len(finite) + k + 1
-                message = f"round {round}, seed {seeds[s]}: {broken}."
+                message = _lost(done, seeds, finite, metrics, excluded, broken)
             if message:
                 error = NonFiniteUpdateError(message)
                 error.result = result()
@@ -255,6 +254,7 @@ def _spans(
 def _refusal(
     done: int,
     seeds: Sequence[int],
+    idle: np.ndarray | None,
     metrics: Mapping[str, np.ndarray],
     excluded: list[Exclusion],
     strict: bool,
@@ -262,7 +262,8 @@ def _refusal(
     """Why clients that these rounds excluded can't be passed over, or nothing."""
     if not excluded:
         return ""
-    nobody = (metrics["valid_clients"] == 0) & (metrics["excluded_clients"] > 0)
+    # Not where noise is added: that a run ends would tell that nobody took part.
+    nobody = idle & (metrics["excluded_clients"] > 0)
     first = done - len(nobody) + 1
     lost = {(first + k, seeds[s]) for k, s in np.argwhere(nobody)}
     for e in excluded:
@@ -276,6 +277,26 @@ def _refusal(
                 f"first at {where}: {broken}."
             )
     return ""
+
+
+def _lost(
+    done: int,
+    seeds: Sequence[int],
+    finite: np.ndarray,
+    metrics: Mapping[str, np.ndarray],
+    excluded: list[Exclusion],
+    broken: str,
+) -> str:
+    """Where the state stopped being finite, and whose updates were there."""
+    k, s = np.argwhere(~finite)[0]
+    round, seed = done - len(finite) + k + 1, seeds[s]
+    message = f"round {round}, seed {seed}: {broken}"
+    if "valid_clients" in metrics:
+        message += f"; {int(metrics['valid_clients'][k, s])} clients counted"
+    ids = [e.client_id for e in excluded if (e.round, e.seed) == (round, seed)]
+    if ids:
+        message += f"; not finite and excluded: {', '.join(ids)}"
+    return f"{message}."
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ from fedjax_core.types import Algorithm, Execution, Params, PyTree
 
 _BROKEN = (
     "the model is not finite after the server's step, although every update that went "
-    "into it is"
+    "into {reduce} is"
 )
 
 
@@ -169,7 +169,7 @@ def simulate(
         ),
         client_ids=data.client_ids,
         strict=strict,
-        broken=_BROKEN,
+        broken=_BROKEN.format(reduce=algorithm.parts.get("reduce", "it")),
     )
 
 

@@ -25,8 +25,10 @@ from fedjax_core import (
     plan_round,
     simulate,
     stack,
+    trimmed_mean,
 )
 from fedjax_core.algorithms import fedavg
+from fedjax_core.robust import clipped_mean
 from fedjax_core.transform import stateless
 
 
@@ -142,6 +144,52 @@ def test_a_poisson_round_of_clients_without_examples_is_a_round_of_nobody():
     assert result.train["valid_clients"].min() == 0
     # Noise moved the model in rounds that nobody trained in, too.
     assert np.isfinite(result.params).all()
+    assert result.params[0] != 0
+
+
+def broken_data(sizes, broken):
+    clients = [{"x": np.full(n, i, np.float32)} for i, n in enumerate(sizes)]
+    for i in broken:
+        clients[i]["x"][0] = np.nan
+    return FederatedData.from_lists(clients)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "said"),
+    [
+        (trimmed_mean(0.2), r"trimmed_mean\(trim_fraction=0.2\) is; "),
+        (clipped_mean(0.25), r"clipped_mean\(clip_fraction=0.25\) is; "),
+    ],
+)
+def test_too_few_clients_left_to_trim_are_counted_and_the_others_named(reduce, said):
+    said += r"3 clients counted; not finite and excluded: 1, 3\."
+    with pytest.raises(NonFiniteUpdateError, match=f"round 1, seed 0: .* {said}"):
+        simulate(
+            fedavg.make(fedavg.Config(), model().loss, reduce=reduce),
+            broken_data((2, 2, 2, 2, 2), (1, 3)),
+            model(),
+            rounds=1,
+            cohort_size=5,
+            progress=False,
+        )
+
+
+def test_excluding_everybody_ends_no_run_in_which_noise_hides_who_took_part():
+    def run(**parts):
+        return simulate(
+            fedavg.make(fedavg.Config(), model().loss, **parts),
+            broken_data((2, 2), (0, 1)),
+            model(),
+            rounds=2,
+            cohort_size=1,
+            progress=False,
+        )
+
+    with pytest.raises(NonFiniteUpdateError, match="every update of a cohort"):
+        run()
+    result = run(transform=clip(1.0), reduce=gaussian_mean(1.0, 1))
+    assert len(result.excluded) == 2
+    assert "idle" not in result.train
     assert result.params[0] != 0
 
 
