@@ -119,7 +119,9 @@ def make(
         step, opt_state = server.direction(
             server_opt, state.params, state.opt_state, results.update
         )
-        step, kept, sent = server.send(downlink, step, state.downlink, cohort, key)
+        step, kept, sent = server.send(
+            downlink, state.params, step, state.downlink, cohort, key
+        )
         params = server.move(state.params, step, results.update)
         new = State(params, opt_state, kept, results.client_state)
         return new, results.metrics | sent

@@ -142,7 +142,9 @@ def make(
             "delta": jax.tree.map(lambda d: config.server_lr * d, update["delta"]),
             "control": jax.tree.map(lambda d: share * d, update["control"]),
         }
-        step, kept, sent = server.send(downlink, step, state.downlink, cohort, key)
+        step, kept, sent = server.send(
+            downlink, state.params, step, state.downlink, cohort, key
+        )
         params = server.move(state.params, step["delta"], results.update)
         control = optax.apply_updates(state.control, step["control"])
         new = State(params, control, kept, results.client_state)

@@ -89,13 +89,19 @@ def share(reduce: Reduction, results: ClientResults, cohort: Cohort) -> jax.Arra
 
 
 def send(
-    downlink: Transform | None, step: PyTree, kept: PyTree, cohort: Cohort, key: Key
+    downlink: Transform | None,
+    params: Params,
+    step: PyTree,
+    kept: PyTree,
+    cohort: Cohort,
+    key: Key,
 ) -> tuple[PyTree, PyTree, Metrics]:
     """The server's step as clients receive it.
 
     Args:
       downlink: a transform with the server's own state: compression, say. None sends
         the model itself, which `map_clients` has counted.
+      params: the model, whose running statistics are sent beside the step as they are.
       step: what the server adds to what clients have.
       kept: ``downlink.init(step)`` before the first round, then what this returned.
       cohort: receives one message a client, as if each followed every round.
@@ -109,7 +115,8 @@ def send(
         return step, kept, {}
     message = Message(step, jnp.float32(8 * num_bytes(step)))
     message, kept = downlink.apply(message, kept, random.stream(key, "downlink"))
-    received = message.bits / 8 * cohort.client_mask.sum()
+    statistics = num_bytes(params) - num_bytes(trained(params))
+    received = (message.bits / 8 + statistics) * cohort.client_mask.sum()
     return message.update, kept, {"downlink_bytes": received}
 
 
