@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_core import check
-from fedjax_core.arrays import is_known
+from fedjax_core.arrays import flat_rows, is_known
 from fedjax_core.types import Cohort, Key, PyTree
 
 
@@ -167,7 +167,7 @@ def _axpy(w: jax.Array, total: jax.Array, updates: jax.Array) -> jax.Array:
     if updates.shape[0] == 1:
         return total + w[0] * updates[0].astype(total.dtype)
     # The highest precision, or a TPU would round the updates to bfloat16.
-    flat = updates.reshape(updates.shape[0], -1).astype(total.dtype)
+    flat = flat_rows(updates).astype(total.dtype)
     return total + jnp.matmul(w, flat, precision="highest").reshape(total.shape)
 
 

@@ -42,8 +42,8 @@ from fedjax_core.rounds import (
     seeds_at_once,
     split_seeds,
 )
-from fedjax_core.run_dir import fingerprint
-from fedjax_core.types import Algorithm, Execution, Params, PyTree
+from fedjax_core.run_dir import checksum, fingerprint
+from fedjax_core.types import Algorithm, Execution, Params, PyTree, trained
 
 _BROKEN = (
     "the model is not finite after the server's step, although every update that went "
@@ -101,9 +101,9 @@ def simulate(
       run_dir: directory to record the run in.
       resume: continue what `run_dir` holds, on the same devices to the bits that the
         uninterrupted run has. A finished run returns at once. Refused where what the
-        directory records differs: the algorithm's config and parts, `record`, the data
-        and the other arguments. Functions can't be compared: a custom optimiser, loss
-        or model of the same shapes is taken at its word.
+        directory records differs: the algorithm's config and parts, `record`, the data,
+        `params` and the other arguments. Functions can't be compared: a custom
+        optimiser, loss or model of the same shapes is taken at its word.
       checkpoint_every: rounds between checkpoints, by default `eval_every`.
       record: whatever else decides the numbers, a dataclass say: written to the run
         directory and compared by value when resuming.
@@ -165,7 +165,13 @@ def simulate(
         run_dir=run_dir,
         resume=resume,
         config=_config(
-            algorithm, data, participation, eval_splits, client_summaries, record
+            algorithm,
+            data,
+            participation,
+            eval_splits,
+            client_summaries,
+            record,
+            params,
         ),
         client_ids=data.client_ids,
         strict=strict,
@@ -200,6 +206,19 @@ def _checked(
     return participation
 
 
+def _check_trainable(params: Params) -> None:
+    """Raises ValueError or TypeError for a model that no optimiser can train."""
+    if not num_parameters(params):
+        raise ValueError(f"model must have parameters to train, got {params!r}.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trained(params)):
+        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            raise TypeError(
+                f"params must be floats to train, got {leaf.dtype} at "
+                f"{jax.tree_util.keystr(path) or 'the only leaf'}; cast it, or keep "
+                f"counters among the statistics of a Stateful."
+            )
+
+
 def _config(
     algorithm: Algorithm,
     data: FederatedData,
@@ -207,9 +226,11 @@ def _config(
     eval_splits: tuple[str, ...],
     client_summaries: ClientSummaries | None,
     record: Any,
+    params: Params | None,
 ) -> dict[str, Any]:
     """What decides the numbers of a run."""
-    return {
+    given = {} if params is None else {"params": checksum(params)}
+    return given | {
         "algorithm": {
             "name": algorithm.name,
             "config": algorithm.config,
@@ -251,6 +272,7 @@ class _Cohorts:
         state, self._store = _initial(
             algorithm, model, params, data, seeds, execution.mesh, client_store
         )
+        _check_trainable(state.params)
         self._states = split_seeds(state, self._at_once)  # without rows of the store
         self._feed = (HostFeed if self._on_host else ResidentFeed)(
             train=data.train,

@@ -253,3 +253,51 @@ def test_a_model_may_start_from_python_numbers():
         algorithm, data((2, 2)), plain, rounds=1, cohort_size=2, progress=False
     )
     assert result.params["w"].shape == (1,)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0,)])
+@pytest.mark.parametrize("reduce", [mean("uniform"), trimmed_mean(0.4)])
+def test_a_leaf_without_entries_changes_nothing(shape, reduce):
+    def run(params):
+        def loss(params, batch, key):
+            return (batch["x"] - sum(x.sum() for x in params.values())) ** 2
+
+        result = simulate(
+            fedavg.make(fedavg.Config(), loss, reduce=reduce),
+            data((3, 2, 4)),
+            Model(lambda key: params, loss, lambda params, batch: {}),
+            rounds=1,
+            cohort_size=3,
+            progress=False,
+        )
+        return result.params
+
+    w = {"w": jnp.ones(2)}
+    got = run(w | {"empty": jnp.ones(shape)})
+    np.testing.assert_array_equal(got["w"], run(w)["w"])
+    assert got["empty"].shape == (1, *shape)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({}, ValueError, r"must have parameters to train, got \{\}"),
+        ({"e": jnp.zeros((3, 0))}, ValueError, "must have parameters to train"),
+        (
+            {"n": jnp.int32(3)},
+            TypeError,
+            r"must be floats to train, got int32 at \['n'",
+        ),
+        (jnp.int32(3), TypeError, r"got int32 at the only leaf; cast it"),
+    ],
+)
+def test_a_model_that_can_not_be_trained_is_refused(params, error, message):
+    with pytest.raises(error, match=message):
+        simulate(
+            fedavg.make(fedavg.Config(), model().loss),
+            data((3, 2)),
+            model()._replace(init=lambda key: params),
+            rounds=1,
+            cohort_size=1,
+            progress=False,
+        )
