@@ -31,6 +31,7 @@ from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import local_sgd, with_stats
 from fedjax_core.map import map_clients
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
@@ -116,9 +117,10 @@ def make(
       downlink: applied to the server's steps of model and control variate before
         clients receive them.
     """
+    check_parts(
+        Config, config, loss_fn, transform=transform, reduce=reduce, downlink=downlink
+    )
     transform, reduce = transform or identity(), reduce or mean("uniform")
-    check.instance(Transform, transform=transform)
-    check.instance(Reduction, reduce=reduce)
     client = with_transform(client_program(config, loss_fn), transform)
 
     def init(params, num_clients):

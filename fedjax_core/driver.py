@@ -20,6 +20,7 @@ from fedjax_core.run_dir import RunDir
 from fedjax_core.types import PyTree
 
 _LOG = logging.getLogger("fedjax_core")
+_NEVER = np.zeros((), bool)
 _SHOWN = 2  # evaluated metrics beside the bar
 
 
@@ -179,7 +180,7 @@ def drive(
         clock = _Clock(machine)
         for metrics, cohorts in chunks:
             seconds += clock.lap()
-            finite, idle = metrics.pop("finite_model"), metrics.pop("idle", None)
+            finite, idle = metrics.pop("finite_model"), metrics.pop("idle", _NEVER)
             excluded = history.add_rounds(metrics, cohorts)
             done = history.rounds
             for e in excluded:
@@ -254,7 +255,7 @@ def _spans(
 def _refusal(
     done: int,
     seeds: Sequence[int],
-    idle: np.ndarray | None,
+    idle: np.ndarray,
     metrics: Mapping[str, np.ndarray],
     excluded: list[Exclusion],
     strict: bool,

@@ -62,7 +62,7 @@ def simulate(
     seeds: int | Sequence[int] = 0,
     params: Params | None = None,
     eval_every: int | None = None,
-    eval_splits: Sequence[str] = ("test",),
+    eval_splits: str | Sequence[str] = ("test",),
     client_summaries: ClientSummaries | None = None,
     strict: bool = False,
     callbacks: Sequence[Callable[[Report], bool | None]] = (),
@@ -90,7 +90,7 @@ def simulate(
       params: initial parameters for every seed, instead of ``model.init``.
       eval_every: rounds between evaluations; by default about twenty in all. The last
         round is always evaluated.
-      eval_splits: splits of `data` to evaluate on, those that it has.
+      eval_splits: one or several splits of `data` to evaluate on, those that it has.
       client_summaries: what else to say of every metric over clients:
         ``{"gini": metrics.gini}`` gives "test_accuracy_gini".
       strict: raise where a client's update is not finite instead of leaving the client
@@ -135,7 +135,11 @@ def simulate(
     check.one_of(("device", "host"), feed=feed)
     check.one_of(("auto", "device", "host"), client_store=client_store)
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
+    if isinstance(eval_splits, str):
+        eval_splits = (eval_splits,)
     seeds, eval_splits = checked_seeds(seeds), tuple(eval_splits)
+    client_summaries = {} if client_summaries is None else client_summaries
+    check.functions(client_summaries=client_summaries)
     participation = _checked(
         algorithm, data, model, cohort_size, participation, eval_splits
     )
@@ -150,7 +154,7 @@ def simulate(
     cohorts = _Cohorts(
         algorithm, data, model, participation, seeds, execution,
         params=params, feed=feed, client_store=client_store, seeds_axis=seeds_axis,
-        eval_splits=eval_splits, client_summaries=client_summaries or {},
+        eval_splits=eval_splits, client_summaries=client_summaries,
     )  # fmt: skip
 
     # Rounds, evaluations, records.
@@ -224,7 +228,7 @@ def _config(
     data: FederatedData,
     participation: Participation,
     eval_splits: tuple[str, ...],
-    client_summaries: ClientSummaries | None,
+    client_summaries: ClientSummaries,
     record: Any,
     params: Params | None,
 ) -> dict[str, Any]:
@@ -238,7 +242,7 @@ def _config(
         },
         "participation": participation,
         "eval_splits": eval_splits,
-        "client_summaries": tuple(client_summaries or ()),
+        "client_summaries": tuple(client_summaries),
         "data": fingerprint(data),
         "record": record,
     }

@@ -28,6 +28,7 @@ from fedjax_core import (
     trimmed_mean,
 )
 from fedjax_core.algorithms import fedavg
+from fedjax_core.evaluate import evaluate
 from fedjax_core.robust import clipped_mean
 from fedjax_core.transform import stateless
 
@@ -301,3 +302,28 @@ def test_a_model_that_can_not_be_trained_is_refused(params, error, message):
             cohort_size=1,
             progress=False,
         )
+
+
+def ask(algorithm=None, **kwargs):
+    defaults = {"rounds": 1, "cohort_size": 2, "progress": False}
+    algorithm = algorithm or fedavg.make(fedavg.Config(), model().loss)
+    metrics = {"metrics": lambda params, batch: {"x": batch["x"]}}
+    measured = model()._replace(**metrics)
+    clients = [{"x": np.ones(2, np.float32)}] * 2
+    both = FederatedData.from_lists(clients, clients)
+    return simulate(algorithm, both, measured, **(defaults | kwargs))
+
+
+@pytest.mark.parametrize("wrong", [[len], {"g": "x"}, len, "gini", [], 0])
+def test_client_summaries_map_names_to_functions(wrong):
+    with pytest.raises(TypeError, match="client_summaries must map names to functions"):
+        ask(client_summaries=wrong)
+    metrics = model().metrics
+    with pytest.raises(TypeError, match="client_summaries must map names to functions"):
+        evaluate(metrics, jnp.zeros(()), data((2,)).train, wrong)
+
+
+def test_one_split_may_be_named_without_a_tuple():
+    assert "train_x" in ask(eval_splits="train").evaluations
+    with pytest.raises(ValueError, match=r"eval_splits must be one of .*, got 'dev'"):
+        ask(eval_splits="dev")
