@@ -16,6 +16,7 @@ from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.local import local_sgd
+from fedjax_core.parts import check_parts
 from fedjax_core.types import Algorithm, LocalWork, LossFn, trained
 
 
@@ -80,6 +81,7 @@ def make(
     Raises:
       ValueError: when the state is made, for more than one client.
     """
+    check_parts(Config, config, loss_fn, client_optimizer=client_optimizer)
     optimizer = client_optimizer or optax.sgd(config.client_lr)
     algorithm = fedavg.make(
         fedavg.Config(client_lr=config.client_lr, work=config.work),

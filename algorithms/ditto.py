@@ -25,6 +25,7 @@ import optax
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.local import local_sgd, sgd_step
+from fedjax_core.parts import check_parts
 from fedjax_core.personal import averaging, with_own_model
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Transform
@@ -84,6 +85,7 @@ def make(
       transform: applied to every delta before it is sent.
       reduce: instead of the uniform mean.
     """
+    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
     return averaging(
         "ditto",
         config,

@@ -27,6 +27,7 @@ from fedjax_core import check, server
 from fedjax_core.arrays import repeat_rows
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
@@ -99,11 +100,19 @@ def make(
       reduce: instead of the weighted mean: a robust or a noisy aggregation.
       downlink: applied to the server's step before clients receive it.
     """
+    check_parts(
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        server_optimizer=server_optimizer,
+        transform=transform,
+        reduce=reduce,
+        downlink=downlink,
+    )
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     server_opt = server_optimizer or optax.sgd(config.server_lr)
     transform, reduce = transform or identity(), reduce or mean(config.weights)
-    check.instance(Transform, transform=transform)
-    check.instance(Reduction, reduce=reduce)
     client = with_transform(program(loss_fn, client_opt), transform)
 
     def init(params, num_clients):
@@ -119,7 +128,9 @@ def make(
         step, opt_state = server.direction(
             server_opt, state.params, state.opt_state, results.update
         )
-        step, kept, sent = server.send(downlink, step, state.downlink, cohort, key)
+        step, kept, sent = server.send(
+            downlink, state.params, step, state.downlink, cohort, key
+        )
         params = server.move(state.params, step, results.update)
         new = State(params, opt_state, kept, results.client_state)
         return new, results.metrics | sent

@@ -31,6 +31,7 @@ from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import local_sgd, with_stats
 from fedjax_core.map import map_clients
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
@@ -100,9 +101,8 @@ def make(
 
     `reduce` is by default the uniform mean.
     """
+    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
     transform, reduce = transform or identity(), reduce or mean("uniform")
-    check.instance(Transform, transform=transform)
-    check.instance(Reduction, reduce=reduce)
     client = with_transform(client_program(config, loss_fn), transform)
 
     def init(params, num_clients):
@@ -115,7 +115,7 @@ def make(
             client, state.params, cohort, key, reduce=reduce, client_state=state.clients
         )
         delta = trained(results.update)
-        share = results.metrics["valid_clients"] / cohort.num_clients  # |S| / N
+        share = server.share(reduce, results, cohort)  # |S| / N
         gradient = optax.apply_updates(
             state.gradient, jax.tree.map(lambda d: -config.alpha * share * d, delta)
         )

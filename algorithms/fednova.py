@@ -30,6 +30,7 @@ from fedjax_core import check
 from fedjax_core.algorithms import fedavg, fedprox
 from fedjax_core.arrays import along_rows
 from fedjax_core.local import local_sgd
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform
 from fedjax_core.types import Algorithm, LossFn, trained, with_trained
@@ -110,6 +111,7 @@ def make(
     downlink: Transform | None = None,
 ) -> Algorithm:
     """Builds FedNova for the given loss; arguments as in `fedavg.make`."""
+    check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
         config,
         loss_fn,

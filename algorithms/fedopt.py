@@ -35,6 +35,7 @@ import optax
 
 from fedjax_core import check
 from fedjax_core.algorithms import fedavg
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Transform
 from fedjax_core.types import Algorithm, LossFn, Params
@@ -116,6 +117,7 @@ def make(
     downlink: Transform | None = None,
 ) -> Algorithm:
     """Builds the method that ``config.rule`` names; arguments as in `fedavg.make`."""
+    check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
         config,
         loss_fn,

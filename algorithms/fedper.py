@@ -21,6 +21,7 @@ import dataclasses
 import functools
 
 from fedjax_core import check
+from fedjax_core.parts import check_parts
 from fedjax_core.personal import partial_averaging, split
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform
@@ -64,6 +65,7 @@ def make(
       transform: applied to every delta of the body before it is sent.
       reduce: instead of the mean by examples.
     """
+    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
     return partial_averaging(
         "fedper",
         config,

@@ -22,6 +22,7 @@ import optax
 from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.local import local_sgd
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Transform
 from fedjax_core.types import Algorithm, LossFn
@@ -53,6 +54,7 @@ def make(
     downlink: Transform | None = None,
 ) -> Algorithm:
     """Builds FedProx for the given loss; arguments as in `fedavg.make`."""
+    check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
         config,
         loss_fn,

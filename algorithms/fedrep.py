@@ -22,6 +22,7 @@ import dataclasses
 import functools
 
 from fedjax_core import check
+from fedjax_core.parts import check_parts
 from fedjax_core.personal import partial_averaging, split
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform
@@ -49,6 +50,7 @@ class Config:
         check.names(personal=self.personal)
         check.positive(client_lr=self.client_lr)
         check.positive_int(head=self.head)
+        check.instance(LocalWork, work=self.work)
         if self.head >= (self.work.steps or self.work.epochs):
             raise ValueError(
                 f"head must leave some of the work to the representation, got "
@@ -71,6 +73,7 @@ def make(
       transform: applied to every delta of the representation before it is sent.
       reduce: instead of the uniform mean.
     """
+    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
 
     def scale(turn):
         head = config.head

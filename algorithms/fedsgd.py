@@ -26,6 +26,7 @@ import optax
 from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.local import full_gradient
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Transform
 from fedjax_core.types import (
@@ -84,6 +85,7 @@ def make(
     downlink: Transform | None = None,
 ) -> Algorithm:
     """Builds FedSGD for the given loss; arguments as in `fedavg.make`."""
+    check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
         fedavg.Config(
             server_lr=config.server_lr,

@@ -29,6 +29,7 @@ import optax
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.local import local_sgd
+from fedjax_core.parts import check_parts
 from fedjax_core.personal import averaging
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform
@@ -66,6 +67,7 @@ def make(
       transform: applied to every delta before it is sent.
       reduce: instead of the mean by examples.
     """
+    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
     local = local_sgd(loss_fn, optax.sgd(config.client_lr))
 
     def init(received, own, turn):

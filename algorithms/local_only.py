@@ -14,6 +14,7 @@ from fedjax_core import check
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.parts import check_parts
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
@@ -72,6 +73,7 @@ def make(
     client_optimizer: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Builds local training for the given loss; arguments as in `fedavg.make`."""
+    check_parts(Config, config, loss_fn, client_optimizer=client_optimizer)
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     client = client_program(loss_fn, client_opt)
 

@@ -39,6 +39,7 @@ from fedjax_core.local import (
     local_sgd,
 )
 from fedjax_core.map import map_clients, two_passes
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import (
     Algorithm,
@@ -136,8 +137,8 @@ def make(
 
     `reduce` is by default the uniform mean, of the deltas and of the gradients.
     """
+    check_parts(Config, config, loss_fn, reduce=reduce)
     reduce = reduce or mean("uniform")
-    check.instance(Reduction, reduce=reduce)
     client, gradient = client_program(config, loss_fn), full_gradient(loss_fn)
     base = base_optimizer(config)
 

@@ -32,6 +32,7 @@ from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.local import Carry, sgd_step, with_stats
 from fedjax_core.metrics import Mean
+from fedjax_core.parts import check_parts
 from fedjax_core.personal import averaging
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Transform
@@ -116,6 +117,7 @@ def make(
       transform: applied to every delta before it is sent.
       reduce: instead of the uniform mean.
     """
+    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
     return averaging(
         "pfedme",
         config,

@@ -30,6 +30,7 @@ from fedjax_core.arrays import repeat_rows
 from fedjax_core.local import check_whole_epochs, full_loss, init_bytes, local_sgd
 from fedjax_core.map import map_clients, two_passes
 from fedjax_core.metrics import Mean
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import total
 from fedjax_core.transform import Transform, flat_norm, identity, with_transform
 from fedjax_core.types import (
@@ -94,9 +95,11 @@ def make(
     transform: Transform | None = None,
 ) -> Algorithm:
     """Builds q-FedAvg for the given loss; arguments as in `fedavg.make`."""
+    check_parts(
+        Config, config, loss_fn, client_optimizer=client_optimizer, transform=transform
+    )
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     transform = transform or identity()
-    check.instance(Transform, transform=transform)
     losses = full_loss(loss_fn)
     client = with_norm(with_transform(local_sgd(loss_fn, client_opt), transform))
 

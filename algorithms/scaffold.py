@@ -31,6 +31,7 @@ from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import local_sgd, with_stats
 from fedjax_core.map import map_clients
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
@@ -116,9 +117,10 @@ def make(
       downlink: applied to the server's steps of model and control variate before
         clients receive them.
     """
+    check_parts(
+        Config, config, loss_fn, transform=transform, reduce=reduce, downlink=downlink
+    )
     transform, reduce = transform or identity(), reduce or mean("uniform")
-    check.instance(Transform, transform=transform)
-    check.instance(Reduction, reduce=reduce)
     client = with_transform(client_program(config, loss_fn), transform)
 
     def init(params, num_clients):
@@ -137,12 +139,14 @@ def make(
             client_state=state.clients,
         )
         update = trained(results.update)
-        share = results.metrics["valid_clients"] / cohort.num_clients  # |S| / N
+        share = server.share(reduce, results, cohort)  # |S| / N
         step = {
             "delta": jax.tree.map(lambda d: config.server_lr * d, update["delta"]),
             "control": jax.tree.map(lambda d: share * d, update["control"]),
         }
-        step, kept, sent = server.send(downlink, step, state.downlink, cohort, key)
+        step, kept, sent = server.send(
+            downlink, state.params, step, state.downlink, cohort, key
+        )
         params = server.move(state.params, step["delta"], results.update)
         control = optax.apply_updates(state.control, step["control"])
         new = State(params, control, kept, results.client_state)

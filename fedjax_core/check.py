@@ -1,7 +1,7 @@
 """Argument checks whose messages name the argument, its value and the rule."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,13 @@ def names(**values: Any) -> None:
             isinstance(x, str) and x for x in value
         ):
             raise TypeError(f"{name} must be a tuple of names, got {value!r}.")
+
+
+def functions(**values: Any) -> None:
+    """Raises TypeError unless every value maps names to functions."""
+    for name, value in values.items():
+        if not isinstance(value, Mapping) or not all(map(callable, value.values())):
+            raise TypeError(f"{name} must map names to functions, got {value!r}.")
 
 
 def instance(kind: type, **values: Any) -> None:

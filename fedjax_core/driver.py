@@ -91,8 +91,9 @@ class Machine(Protocol):
         """Runs chunks (first, count) of rounds.
 
         Yields:
-          Metrics, name -> ``[count, S, ...]``, among them "finite_model", bool, which
-          is not recorded; and cohorts, see `History.add_rounds`.
+          Metrics, name -> ``[count, S, ...]``, among them "finite_model" and, with
+          cohorts, "idle", bool, which are not recorded; and cohorts, see
+          `History.add_rounds`.
         """
         ...
 
@@ -229,8 +230,9 @@ def drive_cells(
         for metrics, cohorts in chunks:
             seconds += clock.lap()
             finite = metrics.pop("finite_model")
+            idle = metrics.pop("idle", np.zeros_like(finite))
             for log in running:
-                message = log.add(metrics, finite, cohorts, strict, broken)
+                message = log.add(metrics, finite, idle, cohorts, strict, broken)
                 if message:
                     log.error = NonFiniteUpdateError(message)
                     log.error.result = result(log)
@@ -298,24 +300,24 @@ class _Log:
         self,
         metrics: Mapping[str, np.ndarray],
         finite: np.ndarray,
+        idle: np.ndarray,
         cohorts: Any,
         strict: bool,
         broken: str,
     ) -> str:
         """Takes in the rounds of a chunk; why the cell can't go on, or nothing."""
         metrics = {k: v[:, self._mine] for k, v in metrics.items()}
-        finite, seeds = finite[:, self._mine], self.history.seeds
+        finite, idle = finite[:, self._mine], idle[:, self._mine]
+        seeds = self.history.seeds
         excluded = self.history.add_rounds(metrics, cohorts)
         for e in excluded:
             _LOG.warning(
                 "round %d, seed %d: client %s excluded, its %s is not finite", *e
             )
         done = self.history.rounds
-        message = _refusal(done, seeds, metrics, excluded, strict)
+        message = _refusal(done, seeds, idle, metrics, excluded, strict)
         if not message and not finite.all():
-            k, s = np.argwhere(~finite)[0]
-            round = done - len(finite) + k + 1
-            message = f"round {round}, seed {seeds[s]}: {broken}."
+            message = _lost(done, seeds, finite, metrics, excluded, broken)
         return message
 
 
@@ -365,6 +367,7 @@ def _spans(
 def _refusal(
     done: int,
     seeds: Sequence[int],
+    idle: np.ndarray,
     metrics: Mapping[str, np.ndarray],
     excluded: list[Exclusion],
     strict: bool,
@@ -372,7 +375,8 @@ def _refusal(
     """Why clients that these rounds excluded can't be passed over, or nothing."""
     if not excluded:
         return ""
-    nobody = (metrics["valid_clients"] == 0) & (metrics["excluded_clients"] > 0)
+    # Not where noise is added: that a run ends would tell that nobody took part.
+    nobody = idle & (metrics["excluded_clients"] > 0)
     first = done - len(nobody) + 1
     lost = {(first + k, seeds[s]) for k, s in np.argwhere(nobody)}
     for e in excluded:
@@ -386,6 +390,26 @@ def _refusal(
                 f"first at {where}: {broken}."
             )
     return ""
+
+
+def _lost(
+    done: int,
+    seeds: Sequence[int],
+    finite: np.ndarray,
+    metrics: Mapping[str, np.ndarray],
+    excluded: list[Exclusion],
+    broken: str,
+) -> str:
+    """Where the state stopped being finite, and whose updates were there."""
+    k, s = np.argwhere(~finite)[0]
+    round, seed = done - len(finite) + k + 1, seeds[s]
+    message = f"round {round}, seed {seed}: {broken}"
+    if "valid_clients" in metrics:
+        message += f"; {int(metrics['valid_clients'][k, s])} clients counted"
+    ids = [e.client_id for e in excluded if (e.round, e.seed) == (round, seed)]
+    if ids:
+        message += f"; not finite and excluded: {', '.join(ids)}"
+    return f"{message}."
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:

@@ -282,11 +282,13 @@ def evaluate(
     client_summaries: ClientSummaries | None = None,
 ) -> Evaluation:
     """Evaluates one model on one split; compiled once per call."""
+    client_summaries = {} if client_summaries is None else client_summaries
+    check.functions(client_summaries=client_summaries)
     evaluator = Evaluator(metrics_fn, packed)
     sums = jax.jit(evaluator.sums)(params, *evaluator.pieces())
     # A NaN here marks a client without examples; those of a model are in the sums.
     with jax.debug_nans(False):
-        return jax.jit(lambda sums: averages(sums, client_summaries or {}))(sums)
+        return jax.jit(lambda sums: averages(sums, client_summaries))(sums)
 
 
 def compile_averages(

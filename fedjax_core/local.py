@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from fedjax_core import check
 from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.map import all_finite, sum_of_values
 from fedjax_core.metrics import Mean, Sum
@@ -190,6 +191,7 @@ def init_bytes(*parts: Any) -> Callable[[Params], int]:
 
 def check_whole_epochs(work: LocalWork) -> None:
     """Raises ValueError unless an epoch of `work` sees all of a client's examples."""
+    check.instance(LocalWork, work=work)
     if work.steps is not None or work.drop_remainder:
         raise ValueError(
             f"work must count epochs and keep their short batches for a method that "

@@ -215,7 +215,9 @@ def map_clients(
                 () if r.stacked else r.merge(acc, "clients")
                 for r, acc in zip(reductions, accs, strict=True)
             ]
-        return accs, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept), states
+        slots = lead[0] * lead[1]  # -1 fails for what has no entries
+        kept = jax.tree.map(lambda x: x.reshape(slots, *x.shape[2:]), kept)
+        return accs, kept, states
 
     slots = dataclasses.replace(cohort, queue=None, examples=None, public={})
     if mesh is not None:
@@ -359,6 +361,8 @@ def sum_of_values(tree: PyTree) -> jax.Array:
     """
     total = jnp.float32(0)
     for x in jax.tree.leaves(tree):
+        if not x.size:
+            continue
         rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(1, -1)
         wide = jnp.promote_types(x.dtype, jnp.float32)
         ones = jnp.ones(rows.shape[1], x.dtype)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, random, server
+from fedjax_core import random, server
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import Carry, sgd_step, with_stats
 from fedjax_core.map import map_clients
@@ -137,8 +137,6 @@ def averaging(
       reduce: instead of the uniform mean: by examples, robust or noisy.
     """
     transform, reduce = transform or identity(), reduce or mean("uniform")
-    check.instance(Transform, transform=transform)
-    check.instance(Reduction, reduce=reduce)
 
     def start(received, row, turn):
         return program.init(received, row.own, turn)

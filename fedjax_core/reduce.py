@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_core import check
-from fedjax_core.arrays import is_known
+from fedjax_core.arrays import flat_rows, is_known
 from fedjax_core.types import Cohort, Key, PyTree
 
 
@@ -60,6 +60,8 @@ class Reduction(NamedTuple):
       name: what it is and its arguments, recorded with a run.
       noisy: the result has noise that protects clients. Then a round in which nobody
         counts must go on like any other, or the model would tell.
+      expected_cohort_size: the constant that a mean divides by in the place of the
+        number of clients that count, or None.
     """
 
     identity: Callable[[PyTree], PyTree]
@@ -69,6 +71,7 @@ class Reduction(NamedTuple):
     stacked: bool = False
     name: str = "custom"
     noisy: bool = False
+    expected_cohort_size: float | None = None
 
 
 def _weights(by: Any, arrivals: Arrivals) -> jax.Array:
@@ -164,7 +167,7 @@ def _axpy(w: jax.Array, total: jax.Array, updates: jax.Array) -> jax.Array:
     if updates.shape[0] == 1:
         return total + w[0] * updates[0].astype(total.dtype)
     # The highest precision, or a TPU would round the updates to bfloat16.
-    flat = updates.reshape(updates.shape[0], -1).astype(total.dtype)
+    flat = flat_rows(updates).astype(total.dtype)
     return total + jnp.matmul(w, flat, precision="highest").reshape(total.shape)
 
 

@@ -162,7 +162,8 @@ class CompiledRounds:
                 new = kept._replace(clients=new.clients)
             else:
                 new = select(idle, state, new)
-            return new, metrics | {"finite_model": all_finite(new.params)}
+            checks = {"idle": idle, "finite_model": all_finite(new.params)}
+            return new, metrics | checks
 
         def chunk(state, numbers, keys, cohorts, examples, public, first_seed, count):
             def run(state, numbers, key, cohorts):

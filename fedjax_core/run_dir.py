@@ -50,6 +50,7 @@ _SETTINGS = (
 )
 _GO_ON = "once that is mended, resume=True goes on from the last checkpoint."
 _COVERED = "covered.json"  # the last file of a checkpoint, which completes it
+_TEXT: Any = {"errors": "surrogatepass"}  # a client's name may be any str
 T = TypeVar("T")
 
 
@@ -84,6 +85,15 @@ def fingerprint(data: FederatedData) -> dict[str, Any]:
         "examples": train.num_examples,
         "checksum": f"{crc:08x}",
     }
+
+
+def checksum(tree: PyTree) -> str:
+    """Of paths, dtypes, shapes and all values, to notice other parameters."""
+    tree = jax.tree.map(jax.numpy.asarray, tree)
+    crc = zlib.crc32(json.dumps(_layout(tree)).encode())
+    for leaf in jax.tree.leaves(tree):
+        crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
+    return f"{crc:08x}"
 
 
 class RunDirError(ValueError):
@@ -138,6 +148,8 @@ class RunDir:
     def _check(self, config: dict[str, Any], resume: bool) -> None:
         """Raises RunDirError unless what is there is nothing, or this run's."""
         ours = (".lock", "config.json.tmp")  # left by a kill before anything else
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirError(f"{self.path} is no directory; name a new one.")
         names = os.listdir(self.path) if self.path.exists() else []
         if not [name for name in names if name not in ours]:
             return
@@ -238,7 +250,7 @@ class RunDir:
         """Adds rows, all with the same columns and with a "round", to a table."""
         if rows:
             size, crc = self._tables.get(table, (0, 0))
-            content = _csv_text(rows, header=not size).encode()
+            content = _csv_text(rows, header=not size).encode(**_TEXT)
             self._tables[table] = size + len(content), zlib.crc32(content, crc)
             if self._writes:
                 _write(self.path / f"{table}.csv", "ab", content)
@@ -257,7 +269,7 @@ class RunDir:
                 path.unlink()
             elif path.stat().st_size > len(content):
                 _replace(path, content)
-        return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+        return list(csv.DictReader(io.StringIO(content.decode(**_TEXT), newline="")))
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         """Replaces ``name.npz``; the next checkpoint covers it."""
@@ -307,7 +319,8 @@ class RunDir:
         path = self._saved / str(round) / _COVERED
         with _damage(path):
             covered = json.loads(path.read_bytes())
-            if covered.pop("crc32") != _crc_of_json(covered):
+            whole = covered.pop("crc32") == _crc_of_json(covered)
+            if not whole or not {"tables", "layout", "files"} <= covered.keys():
                 raise ValueError("it is not what was saved")
         return covered
 
@@ -424,7 +437,7 @@ def _damage(path: Path) -> Iterator[None]:
     """Blames whatever goes wrong inside on the contents of `path`."""
     try:
         yield
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise _Damaged(f"{path} is damaged: {_first_line(error)}") from None
 
 
@@ -465,7 +478,10 @@ def _crc_of_json(value: Any) -> int:
 
 def _csv_text(rows: list[dict[str, Any]], header: bool) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    # A bare "\r" ends a row when it is read, yet nothing quotes it by itself.
+    texts = (v for row in rows for v in row.values() if isinstance(v, str))
+    quoting = csv.QUOTE_ALL if "\r" in "".join(texts) else csv.QUOTE_MINIMAL
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n", quoting=quoting)
     if header:
         writer.writeheader()
     writer.writerows(rows)

@@ -13,6 +13,8 @@ import optax
 
 from fedjax_core import random
 from fedjax_core.arrays import num_bytes
+from fedjax_core.map import ClientResults
+from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Message, Transform
 from fedjax_core.types import (
     Cohort,
@@ -66,14 +68,40 @@ def direction(
     return optimizer.update(gradient, opt_state, trained(params))
 
 
+def share(reduce: Reduction, results: ClientResults, cohort: Cohort) -> jax.Array:
+    """What turns the mean over a cohort S into the sum over S divided by N; ``[]``.
+
+    :math:`|S| / N` over valid clients. Where the reduction adds noise |S| is private,
+    and the factor is the constant by which that divides, over N.
+
+    Raises:
+      ValueError: when a round is traced, a noisy reduction without such a constant.
+    """
+    size = results.metrics["valid_clients"]
+    if reduce.noisy:
+        size = reduce.expected_cohort_size
+        if size is None:
+            raise ValueError(
+                f"reduce must have an expected_cohort_size where it is noisy, for how "
+                f"many clients took part is private, got {reduce.name}."
+            )
+    return jnp.asarray(size / cohort.num_clients)
+
+
 def send(
-    downlink: Transform | None, step: PyTree, kept: PyTree, cohort: Cohort, key: Key
+    downlink: Transform | None,
+    params: Params,
+    step: PyTree,
+    kept: PyTree,
+    cohort: Cohort,
+    key: Key,
 ) -> tuple[PyTree, PyTree, Metrics]:
     """The server's step as clients receive it.
 
     Args:
       downlink: a transform with the server's own state: compression, say. None sends
         the model itself, which `map_clients` has counted.
+      params: the model, whose running statistics are sent beside the step as they are.
       step: what the server adds to what clients have.
       kept: ``downlink.init(step)`` before the first round, then what this returned.
       cohort: receives one message a client, as if each followed every round.
@@ -87,7 +115,8 @@ def send(
         return step, kept, {}
     message = Message(step, jnp.float32(8 * num_bytes(step)))
     message, kept = downlink.apply(message, kept, random.stream(key, "downlink"))
-    received = message.bits / 8 * cohort.client_mask.sum()
+    statistics = num_bytes(params) - num_bytes(trained(params))
+    received = (message.bits / 8 + statistics) * cohort.client_mask.sum()
     return message.update, kept, {"downlink_bytes": received}
 
 

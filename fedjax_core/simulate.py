@@ -51,13 +51,13 @@ from fedjax_core.rounds import (
     seeds_at_once,
     split_seeds,
 )
-from fedjax_core.run_dir import fingerprint
-from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree
+from fedjax_core.run_dir import checksum, fingerprint
+from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree, trained
 from fedjax_core.virtual_time import Timed
 
-BROKEN = (
+_BROKEN = (
     "the model is not finite after the server's step, although every update that went "
-    "into it is"
+    "into {reduce} is"
 )
 
 
@@ -72,7 +72,7 @@ def simulate(
     seeds: int | Sequence[int] = 0,
     params: Params | None = None,
     eval_every: int | None = None,
-    eval_splits: Sequence[str] = ("test",),
+    eval_splits: str | Sequence[str] = ("test",),
     client_summaries: ClientSummaries | None = None,
     strict: bool = False,
     callbacks: Sequence[Callable[[Report], bool | None]] = (),
@@ -100,7 +100,7 @@ def simulate(
       params: initial parameters for every seed, instead of ``model.init``.
       eval_every: rounds between evaluations; by default about twenty in all. The last
         round is always evaluated.
-      eval_splits: splits of `data` to evaluate on, those that it has.
+      eval_splits: one or several splits of `data` to evaluate on, those that it has.
       client_summaries: what else to say of every metric over clients:
         ``{"gini": metrics.gini}`` gives "test_accuracy_gini".
       strict: raise where a client's update is not finite instead of leaving the client
@@ -111,9 +111,9 @@ def simulate(
       run_dir: directory to record the run in.
       resume: continue what `run_dir` holds, on the same devices to the bits that the
         uninterrupted run has. A finished run returns at once. Refused where what the
-        directory records differs: the algorithm's config and parts, `record`, the data
-        and the other arguments. Functions can't be compared: a custom optimiser, loss
-        or model of the same shapes is taken at its word.
+        directory records differs: the algorithm's config and parts, `record`, the data,
+        `params` and the other arguments. Functions can't be compared: a custom
+        optimiser, loss or model of the same shapes is taken at its word.
       checkpoint_every: rounds between checkpoints, by default `eval_every`.
       record: whatever else decides the numbers, a dataclass say: written to the run
         directory and compared by value when resuming.
@@ -161,7 +161,7 @@ def simulate(
         config=cohorts.config(algorithm, record),
         client_ids=data.client_ids,
         strict=strict,
-        broken=BROKEN,
+        broken=cohorts.broken,
     )
 
 
@@ -190,6 +190,19 @@ def _checked(
     check.instance(Participation, participation=participation)
     participation.max_cohort_size(data.num_clients)  # raises where it is impossible
     return participation
+
+
+def _check_trainable(params: Params) -> None:
+    """Raises ValueError or TypeError for a model that no optimiser can train."""
+    if not num_parameters(params):
+        raise ValueError(f"model must have parameters to train, got {params!r}.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trained(params)):
+        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            raise TypeError(
+                f"params must be floats to train, got {leaf.dtype} at "
+                f"{jax.tree_util.keystr(path) or 'the only leaf'}; cast it, or keep "
+                f"counters among the statistics of a Stateful."
+            )
 
 
 class Cohorts:
@@ -228,13 +241,17 @@ class Cohorts:
         check.one_of(("auto", "device", "host"), client_store=client_store)
         check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
         self.seeds = seeds = checked_seeds(seeds)
+        client_summaries = {} if client_summaries is None else client_summaries
+        check.functions(client_summaries=client_summaries)
+        if isinstance(eval_splits, str):
+            eval_splits = (eval_splits,)
         eval_splits = tuple(eval_splits)
         participation = _checked(
             algorithm, data, model, cohort_size, participation, eval_splits
         )
         self._algorithm, self._data, self._model = algorithm, data, model
         self._participation, self._eval_splits = participation, eval_splits
-        self._client_summaries = client_summaries or {}
+        self._client_summaries, self._given = client_summaries, params
         self._build = build or (lambda numbers: algorithm)
 
         # How cohorts run.
@@ -267,7 +284,9 @@ class Cohorts:
 
     def config(self, algorithm: Algorithm, record: Any) -> dict[str, Any]:
         """What decides the numbers of one of the configs' runs."""
-        return {
+        params = self._given
+        given = {} if params is None else {"params": checksum(params)}
+        return given | {
             "algorithm": {
                 "name": algorithm.name,
                 "config": algorithm.config,
@@ -279,6 +298,11 @@ class Cohorts:
             "data": self._fingerprint,
             "record": record,
         }
+
+    @property
+    def broken(self) -> str:
+        """What to say of a round after which the state is not finite."""
+        return _BROKEN.format(reduce=self._algorithm.parts.get("reduce", "it"))
 
     @functools.cached_property
     def _fingerprint(self) -> dict[str, Any]:
@@ -301,6 +325,7 @@ class Cohorts:
         self._at_once = seeds_at_once(self._axis, runs)
         keys = jax.numpy.concatenate([seed_keys(self.seeds)] * len(numbers))
         state = self._initial(keys)
+        _check_trainable(state.params)
         self._states = split_seeds(state, self._at_once)  # without rows of the store
         self._feed = dataclasses.replace(
             self._feed, sharded_state=self._store is not None, max_rounds=1

@@ -22,7 +22,7 @@ from fedjax_core.models.model import Model
 from fedjax_core.result import Result
 from fedjax_core.rounds import seeds_at_once
 from fedjax_core.run_dir import saved_round
-from fedjax_core.simulate import BROKEN, Cohorts
+from fedjax_core.simulate import Cohorts
 from fedjax_core.types import Algorithm
 
 _LOG = logging.getLogger("fedjax_core")
@@ -147,7 +147,7 @@ def sweep(
             progress=bar(which),
             client_ids=data.client_ids,
             strict=strict,
-            broken=BROKEN,
+            broken=machine.broken,
         )
 
     ends: list[Any] = [None] * len(configs)

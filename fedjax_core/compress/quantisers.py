@@ -23,7 +23,7 @@ def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
     The scale s is the largest magnitude over all leaves and has to be sent along. The
     levels are the midpoints of equal cells, so that no coordinate errs by more than
     :math:`s\,2^{-b}`, and the whole vector by no more than
-    :math:`\sqrt d\,s\,2^{-b}`.
+    :math:`\sqrt d\,s\,2^{-b}`. None of them is 0: zeros become :math:`s\,2^{-b}`.
 
     Args:
       x: what to send.
@@ -63,7 +63,9 @@ def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
 def quantise_update(bits: int) -> Transform:
     """`quantise` for the updates of a server's clients; b bits each and one float32.
 
-    It bounds no norm: clip after it where a bound is needed.
+    It bounds no norm: clip after it where a bound is needed. Nor does it follow a
+    sparsifier: it sends every coordinate, and those that are 0 no longer as 0. Where
+    many are, as in a model that stands still, they drift by the scale over 2^b a round.
     """
     check.positive_int(bits=bits)
 

@@ -53,7 +53,10 @@ def classes(missing: int | None = None) -> Task:
         """Cross-entropy, correctness and whether a label is scored, [B, ...]."""
         y = _targets(batch, logits.shape[:-1])
         if not jnp.issubdtype(y.dtype, jnp.integer):
-            raise TypeError(f"batch['y'] must be integer, got {y.dtype}.")
+            raise TypeError(
+                f"batch['y'] must be integer, got {y.dtype}; cast labels by "
+                f"y.astype('int32')."
+            )
         scored = jnp.ones(y.shape, bool)
         if missing is not None:
             scored = y != missing

@@ -86,4 +86,9 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
         return jax.tree.map(lambda x: x / expected_cohort_size, noisy_sum)
 
     name = f"gaussian_mean({noise_multiplier}, {expected_cohort_size})"
-    return plain._replace(finish=finish, name=name, noisy=True)
+    return plain._replace(
+        finish=finish,
+        name=name,
+        noisy=True,
+        expected_cohort_size=expected_cohort_size,
+    )

@@ -191,7 +191,8 @@ def _by_share(rule: Callable[..., PyTree], verb: str, fraction: float) -> Reduct
         # The rules turn a b that is out of range into NaN.
         return rule(updates, cast.valid, jnp.where(nobody, -1, b))
 
-    return stack(finish)._replace(name=f"{verb}{verb[-1]}ed_mean({fraction})")
+    name = f"{verb}{verb[-1]}ed_mean({verb}_fraction={fraction})"
+    return stack(finish)._replace(name=name)
 
 
 def geometric_median(iterations: int = 100) -> Reduction:

@@ -318,3 +318,36 @@ def test_the_method_is_described(runner):
     assert dataclasses.is_dataclass(config)
     assert algorithm.work.batch_size == FEDAVG.work.batch_size
     assert hash(config) is not None, "frozen"
+
+
+NOISY: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": lambda loss, **parts: fedavg.make(FEDAVG, loss, **parts),
+    "fedsgd": lambda loss, **parts: fedsgd.make(fedsgd.Config(), loss, **parts),
+    "scaffold": lambda loss, **parts: scaffold.make(SCAFFOLD, loss, **parts),
+    "feddyn": lambda loss, **parts: feddyn.make(feddyn.Config(), loss, **parts),
+    "ditto": lambda loss, **parts: ditto.make(ditto.Config(), loss, **parts),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_noise_on_the_server_does_not_tell_who_took_part(name):
+    # The same draw reaches every part of the server's state at the same scale.
+    def after(noise_multiplier, cohort):
+        reduce = gaussian_mean(noise_multiplier, 2.5)
+        algorithm = NOISY[name](softmax_loss, transform=clip(0.3), reduce=reduce)
+        state = algorithm.init(PARAMS, len(SIZES))
+        new, metrics = algorithm.round(state, cohort, KEYS[0])
+        assert "idle" in metrics
+        kept = new._replace(clients=())
+        return kept, metrics["idle"]
+
+    def noise(ids):
+        cohort = Runner(lambda loss: NOISY[name](loss)).plan(ids, 0)
+        loud, silent = (step(jnp.float32(z), cohort) for z in (4.0, 0.0))
+        assert not loud[1]
+        return jax.tree.map(jnp.subtract, loud[0], silent[0])
+
+    step = jax.jit(after)
+    empty, full = noise([]), noise([0, 1, 2, 5, 7])
+    chex.assert_trees_all_close(empty, full, rtol=1e-4, atol=1e-6)
+    assert all(np.abs(x).max() > 0.01 for x in jax.tree.leaves(empty.params))

@@ -29,7 +29,7 @@ from tests.reference import (
     visits,
 )
 
-from fedjax_core import LocalWork, Packed, clip, plan_round
+from fedjax_core import LocalWork, Packed, clip, gaussian_mean, mean, plan_round
 from fedjax_core.algorithms import fedavg, scaffold
 
 
@@ -227,6 +227,37 @@ def test_a_round_of_nobody_keeps_everything(run):
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
     assert metrics["valid_clients"] == 0
+
+
+def test_a_noisy_control_is_the_mean_over_everyone_with_noise_of_a_constant_scale():
+    config = scaffold.Config(client_lr=0.3, work=LocalWork(batch_size=4))
+    # Without noise the constant that gaussian_mean divides by cancels in the control.
+    plain = next(rounds(scaffold.make(config, softmax_loss), [[2, 0, 5, 7]]))[0]
+    for size in (1.0, 5.5):
+        exact = scaffold.make(
+            config, softmax_loss, transform=clip(1e6), reduce=gaussian_mean(0, size)
+        )
+        got = next(rounds(exact, [[2, 0, 5, 7]]))[0]
+        assert_close(got.control, plain.control, rtol=1e-4)
+
+    # In a round of nobody it moves by N(0, (z C / N)^2). Of 15,000 draws the sample's
+    # deviation is off by 3 % with probability 2e-7.
+    noise = scaffold.make(
+        config, softmax_loss, transform=clip(0.7), reduce=gaussian_mean(3.0, 2.0)
+    )
+    state = noise.init({"w": np.zeros((3, 5000)), "b": np.zeros(5000)}, N)
+    cohort = plan_round([3], TRAIN, config.work, seed=0, round=0)
+    new, _ = noise.round(state, cohort, KEY)
+    np.testing.assert_allclose(np.std(new.control["w"]), 3 * 0.7 / N, rtol=0.03)
+    np.testing.assert_allclose(np.std(new.params["w"]), 3 * 0.7 / 2, rtol=0.03)
+
+
+def test_noise_without_a_constant_cohort_size_is_refused():
+    algorithm = scaffold.make(
+        scaffold.Config(), softmax_loss, reduce=mean()._replace(noisy=True)
+    )
+    with pytest.raises(ValueError, match="must have an expected_cohort_size"):
+        next(rounds(algorithm))
 
 
 @pytest.mark.parametrize(

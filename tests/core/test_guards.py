@@ -25,8 +25,11 @@ from fedjax_core import (
     plan_round,
     simulate,
     stack,
+    trimmed_mean,
 )
 from fedjax_core.algorithms import fedavg
+from fedjax_core.evaluate import evaluate
+from fedjax_core.robust import clipped_mean
 from fedjax_core.transform import stateless
 
 
@@ -145,6 +148,52 @@ def test_a_poisson_round_of_clients_without_examples_is_a_round_of_nobody():
     assert result.params[0] != 0
 
 
+def broken_data(sizes, broken):
+    clients = [{"x": np.full(n, i, np.float32)} for i, n in enumerate(sizes)]
+    for i in broken:
+        clients[i]["x"][0] = np.nan
+    return FederatedData.from_lists(clients)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "said"),
+    [
+        (trimmed_mean(0.2), r"trimmed_mean\(trim_fraction=0.2\) is; "),
+        (clipped_mean(0.25), r"clipped_mean\(clip_fraction=0.25\) is; "),
+    ],
+)
+def test_too_few_clients_left_to_trim_are_counted_and_the_others_named(reduce, said):
+    said += r"3 clients counted; not finite and excluded: 1, 3\."
+    with pytest.raises(NonFiniteUpdateError, match=f"round 1, seed 0: .* {said}"):
+        simulate(
+            fedavg.make(fedavg.Config(), model().loss, reduce=reduce),
+            broken_data((2, 2, 2, 2, 2), (1, 3)),
+            model(),
+            rounds=1,
+            cohort_size=5,
+            progress=False,
+        )
+
+
+def test_excluding_everybody_ends_no_run_in_which_noise_hides_who_took_part():
+    def run(**parts):
+        return simulate(
+            fedavg.make(fedavg.Config(), model().loss, **parts),
+            broken_data((2, 2), (0, 1)),
+            model(),
+            rounds=2,
+            cohort_size=1,
+            progress=False,
+        )
+
+    with pytest.raises(NonFiniteUpdateError, match="every update of a cohort"):
+        run()
+    result = run(transform=clip(1.0), reduce=gaussian_mean(1.0, 1))
+    assert len(result.excluded) == 2
+    assert "idle" not in result.train
+    assert result.params[0] != 0
+
+
 def test_a_transform_that_says_nothing_has_no_bound():
     louder = stateless(lambda message, key: message)
     assert louder.norm_bound(1.0) == math.inf
@@ -205,3 +254,76 @@ def test_a_model_may_start_from_python_numbers():
         algorithm, data((2, 2)), plain, rounds=1, cohort_size=2, progress=False
     )
     assert result.params["w"].shape == (1,)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0,)])
+@pytest.mark.parametrize("reduce", [mean("uniform"), trimmed_mean(0.4)])
+def test_a_leaf_without_entries_changes_nothing(shape, reduce):
+    def run(params):
+        def loss(params, batch, key):
+            return (batch["x"] - sum(x.sum() for x in params.values())) ** 2
+
+        result = simulate(
+            fedavg.make(fedavg.Config(), loss, reduce=reduce),
+            data((3, 2, 4)),
+            Model(lambda key: params, loss, lambda params, batch: {}),
+            rounds=1,
+            cohort_size=3,
+            progress=False,
+        )
+        return result.params
+
+    w = {"w": jnp.ones(2)}
+    got = run(w | {"empty": jnp.ones(shape)})
+    np.testing.assert_array_equal(got["w"], run(w)["w"])
+    assert got["empty"].shape == (1, *shape)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({}, ValueError, r"must have parameters to train, got \{\}"),
+        ({"e": jnp.zeros((3, 0))}, ValueError, "must have parameters to train"),
+        (
+            {"n": jnp.int32(3)},
+            TypeError,
+            r"must be floats to train, got int32 at \['n'",
+        ),
+        (jnp.int32(3), TypeError, r"got int32 at the only leaf; cast it"),
+    ],
+)
+def test_a_model_that_can_not_be_trained_is_refused(params, error, message):
+    with pytest.raises(error, match=message):
+        simulate(
+            fedavg.make(fedavg.Config(), model().loss),
+            data((3, 2)),
+            model()._replace(init=lambda key: params),
+            rounds=1,
+            cohort_size=1,
+            progress=False,
+        )
+
+
+def ask(algorithm=None, **kwargs):
+    defaults = {"rounds": 1, "cohort_size": 2, "progress": False}
+    algorithm = algorithm or fedavg.make(fedavg.Config(), model().loss)
+    metrics = {"metrics": lambda params, batch: {"x": batch["x"]}}
+    measured = model()._replace(**metrics)
+    clients = [{"x": np.ones(2, np.float32)}] * 2
+    both = FederatedData.from_lists(clients, clients)
+    return simulate(algorithm, both, measured, **(defaults | kwargs))
+
+
+@pytest.mark.parametrize("wrong", [[len], {"g": "x"}, len, "gini", [], 0])
+def test_client_summaries_map_names_to_functions(wrong):
+    with pytest.raises(TypeError, match="client_summaries must map names to functions"):
+        ask(client_summaries=wrong)
+    metrics = model().metrics
+    with pytest.raises(TypeError, match="client_summaries must map names to functions"):
+        evaluate(metrics, jnp.zeros(()), data((2,)).train, wrong)
+
+
+def test_one_split_may_be_named_without_a_tuple():
+    assert "train_x" in ask(eval_splits="train").evaluations
+    with pytest.raises(ValueError, match=r"eval_splits must be one of .*, got 'dev'"):
+        ask(eval_splits="dev")

@@ -403,6 +403,19 @@ def test_another_transform_reduction_or_optimizer_is_refused(other, noisy_run):
         run(noisy(), **noisy_run)
 
 
+def test_other_initial_parameters_are_refused(tmp_path):
+    # Whatever kind of arrays holds them.
+    params = jax.tree.map(np.asarray, MODEL.init(jax.random.key(9)))
+    same = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    other = jax.tree.map(lambda x: x + np.float32(1e-6), params)
+    where = {"run_dir": tmp_path / "run", "cohort_size": 4}
+    first = run(rounds=1, params=params, **where)
+    for wrong in (other, None):
+        with pytest.raises(RunDirError, match=r"written with params = '\w{8}', got"):
+            run(rounds=1, params=wrong, resume=True, **where)
+    assert_same(run(rounds=1, params=same, resume=True, **where), first)
+
+
 def test_what_has_no_value_to_record_is_refused_at_the_start(tmp_path):
     with pytest.raises(TypeError, match=r"config\.record\.lock must be a value"):
         run(run_dir=tmp_path / "run", record={"lock": threading.Lock()})

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 import jax
@@ -230,6 +231,41 @@ def test_damaged_json_is_an_error(name, content, message, copy):
     (copy / name).write_bytes(content)
     with pytest.raises(RunDirError, match=message):
         drive(copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"7", b'{"crc32": %d}'])
+def test_a_damaged_list_of_what_a_checkpoint_covers_is_an_error(content, copy):
+    if b"%d" in content:  # whole, but it covers nothing
+        content %= zlib.crc32(b"{}")
+    (copy / "checkpoints/6/covered.json").write_bytes(content)
+    with pytest.raises(
+        RunDirError, match=r"covered\.json is damaged.*remove .*/6 to go"
+    ):
+        drive(copy)
+
+
+@pytest.mark.parametrize("inside", ["", "run"])
+def test_a_file_is_no_run_directory(inside, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(RunDirError, match=r"is no directory|Not a directory"):
+        drive(tmp_path / "file" / inside)
+
+
+def test_clients_may_have_any_name(tmp_path):
+    names = ("a\r", "\rb,\n\r\n", '"\ud800\x00', "", " c\t", "\x85\u2028")
+    history = History((0,), names)
+    recorder = RunDir(tmp_path, {}, resume=True)
+    for at in range(2):
+        failure = np.eye(6, dtype=int)[None, at::2].max(1, keepdims=True)
+        history.add_rounds({"loss": np.zeros((1, 1)), "failure": failure})
+        history.save(recorder)
+    recorder.save(2, {"w": np.zeros(2)})
+    recorder.close()
+    again, recorder = History((0,), names), RunDir(tmp_path, {}, resume=True)
+    again.load(recorder)
+    recorder.close()
+    assert again.excluded == history.excluded
+    assert {e.client_id for e in again.excluded} == set(names)
 
 
 def test_a_run_does_not_start_over_where_its_checkpoints_are_gone(copy):

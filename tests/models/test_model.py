@@ -387,7 +387,10 @@ def test_errors_name_the_argument():
         model.loss(params, {**batch, "x": jnp.zeros((4, 6))}, KEY)
     with pytest.raises(ValueError, match="one label per example"):
         model.loss(params, {**batch, "y": jnp.zeros((4, 1), jnp.int32)}, KEY)
-    with pytest.raises(TypeError, match="must be integer, got float32"):
+    with pytest.raises(
+        TypeError,
+        match=r"must be integer, got float32; cast labels by y.astype\('int32'\)",
+    ):
         model.metrics(params, {**batch, "y": jnp.zeros(4)})
     with pytest.raises(ValueError, match="example_shape must be >= 1, got 0"):
         classifier(nn.Dense(3), (0,))

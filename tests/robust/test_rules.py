@@ -288,7 +288,7 @@ def test_reductions_in_a_round(devices, outlier):
 
 
 def test_reductions_name_themselves_and_check_their_arguments():
-    assert clipped_mean(0.2).name == "clipped_mean(0.2)"
+    assert clipped_mean(0.2).name == "clipped_mean(clip_fraction=0.2)"
     assert geometric_median(50).name == "geometric_median(50)"
     with pytest.raises(ValueError, match=r"clip_fraction must be in \[0, 0.5\)"):
         clipped_mean(0.5)

@@ -1,0 +1,60 @@
+"""Every method names what it can't be built from."""
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+
+import optax
+import pytest
+
+from fedjax_core import algorithms, clip, gaussian_mean, models
+from fedjax_core.parts import _KINDS
+
+MODEL = models.logistic_regression(2, 3)
+METHODS = {
+    found.name: importlib.import_module(f"fedjax_core.algorithms.{found.name}")
+    for found in pkgutil.iter_modules(algorithms.__path__)
+    if not found.ispkg
+}
+NAMES = {"fedper": "personal", "fedrep": "personal", "lg_fedavg": "shared"}
+
+
+def config_of(name):
+    layers = {NAMES[name]: ("b",)} if name in NAMES else {}
+    return METHODS[name].Config(**layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Of no method."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_names_what_it_can_not_be_built_from(name):
+    make, config = METHODS[name].make, config_of(name)
+    refused = [
+        ((Config(), MODEL.loss), {}, f"config must be a {name}.Config, got test_parts"),
+        ((MODEL.loss, config), {}, f"config must be a {name}.Config, got .*function"),
+        ((type(config), MODEL.loss), {}, f"config must be a {name}.Config, got .*type"),
+        (
+            (config, MODEL),
+            {},
+            "loss_fn must be a function, as model.loss is, got .*Model",
+        ),
+    ]
+    parts = _KINDS.keys() & inspect.signature(make).parameters.keys()
+    for part in parts:
+        for wrong in (3, 0, optax.adam, clip, gaussian_mean, "mean"):
+            message = f"{part} must be a {_KINDS[part].__name__}, got "
+            refused.append(((config, MODEL.loss), {part: wrong}, message))
+    for args, kwargs, message in refused:
+        with pytest.raises(TypeError, match=message):
+            make(*args, **kwargs)
+    make(config, MODEL.loss, **dict.fromkeys(parts))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedsgd"])
+def test_work_is_local_work(name):
+    with pytest.raises(TypeError, match="work must be a LocalWork, got int"):
+        METHODS[name].make(dataclasses.replace(config_of(name), work=5), MODEL.loss)
