@@ -32,17 +32,6 @@ Norm: TypeAlias = Literal["batch", "group"]
 
 _HE = nn.initializers.he_normal()
 _GROUPS, _MOMENTUM = 2, 0.9
-# Expansion, channels of the output, blocks, stride of the first (Sandler et al., Table
-# 2, with the strides of the first two rows 1 for small images).
-_INVERTED = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 1),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
 
 
 class _Norm(nn.Module):
@@ -97,6 +86,17 @@ class MobileNetV2(nn.Module):
     num_classes: int
     norm: Norm
     shrink: int = 1  # channels of the blocks and of the last layer are divided by it
+    # Expansion, channels of the output, blocks, stride of the first (Sandler et al.,
+    # Table 2, but that the second row strides by 1).
+    rows: Sequence[tuple[int, int, int, int]] = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 1),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
     lowering: Lowering = "auto"  # see `layers`
 
     @nn.compact
@@ -111,7 +111,7 @@ class MobileNetV2(nn.Module):
         )
         norm = partial(_Norm, self.norm)
         x = nn.relu(norm()(conv(32)(x), train))
-        for expansion, channels, blocks, stride in _INVERTED:
+        for expansion, channels, blocks, stride in self.rows:
             for block in range(blocks):
                 strided = stride > 1 and block == 0
                 y = conv(expansion * x.shape[-1], (1, 1))(x)
@@ -198,7 +198,7 @@ def mobilenet_v2(
       lowering: as in `layers`.
     """
     check.positive_int(shrink=shrink)
-    return _images(MobileNetV2(num_classes, norm, shrink, lowering), image)
+    return _images(MobileNetV2(num_classes, norm, shrink, lowering=lowering), image)
 
 
 def _images(module: ResNet | MobileNetV2, image: Sequence[int]) -> Model:

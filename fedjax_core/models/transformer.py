@@ -16,11 +16,9 @@ with GELU. Normalising first is what makes such a network train with plain SGD.
 References:
   Vaswani et al., "Attention Is All You Need", NeurIPS 2017.
   Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, Section
-  2.3: normalisation before each part and after the last block, smaller weights at the
-  start where a part joins the sum.
+  2.3: normalisation before each part and after the last block, tables that start near
+  0 and smaller weights at the start where a part joins the sum.
 """
-
-import math
 
 import flax.linen as nn
 import jax
@@ -59,7 +57,7 @@ class TransformerLM(nn.Module):
         return logits.reshape(batch, length, self.num_ids)
 
     def _table(self, name: str, rows: int) -> jax.Array:
-        init = nn.initializers.normal(1 / math.sqrt(self.width))
+        init = nn.initializers.normal(0.02)
         return self.param(name, init, (rows, self.width), jnp.float32)
 
     def _dense(self, width: int) -> nn.Dense:
