@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -158,15 +159,13 @@ def test_models_of_images_answer_per_example(name):
 
 ROWS = ((1, 4, 1, 1), (2, 8, 2, 2))
 TINY = {
-    "vgg": lambda how: models.CNN(
-        3, ((4,), (4, 6)), (5,), padding="SAME", lowering=how
-    ),
-    "resnet, batch": lambda how: models.ResNet(3, (1, 1), "batch", 4, how),
+    "vgg": lambda how: models.CNN(3, ((4,), (4, 6)), padding="SAME", lowering=how),
+    "resnet": lambda how: models.ResNet(3, (1, 1), "batch", 4, how),
     "resnet, group": lambda how: models.ResNet(3, (1, 1), "group", 4, how),
-    "mobilenet, batch": lambda how: models.MobileNetV2(3, "batch", 2, ROWS, how),
     "mobilenet, group": lambda how: models.MobileNetV2(3, "group", 2, ROWS, how),
     "transformer": lambda how: models.TransformerLM(7, 8, 2, 2),
 }
+TRAINED = ("vgg", "resnet", "mobilenet, group", "transformer")
 
 
 def tiny(name, how="auto"):
@@ -179,6 +178,14 @@ def tiny(name, how="auto"):
     x = jnp.asarray(rng.standard_normal((2, 4, 8, 8, 2)), jnp.float32)
     y = jnp.tile(jnp.asarray([0, 1, 2, 0], jnp.int32), (2, 1))
     return models.classifier(module, (8, 8, 2)), {"x": x, "y": y, "example_mask": mask}
+
+
+def drawn(shapes):
+    """Parameters away from the ones and zeros that scales and biases start from."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda s: jnp.asarray(0.3 + 0.5 * rng.standard_normal(s.shape), s.dtype), shapes
+    )
 
 
 def mean_loss(model, batch):
@@ -217,36 +224,27 @@ def assert_close(got, expected, rtol=1e-3):
     )
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_clients_side_by_side_learn_what_each_learns_alone(name):
+@pytest.mark.parametrize("name", TRAINED)
+def test_clients_side_by_side_learn_on_their_own(name):
     model, batches = tiny(name)
     params = jax.jit(model.init)(KEY)
-    one = jax.jit(lambda batch: descend(model, params, batch))
-    all_at_once = jax.jit(jax.vmap(lambda batch: descend(model, params, batch)))
-    together = all_at_once(batches)
+    learn = jax.jit(jax.vmap(lambda batch: descend(model, params, batch)))
+    together = learn(batches)
     losses = together[0]
     assert np.all(losses[:, -1] < losses[:, 0])
-    for i in range(2):
-        alone = one(jax.tree.map(lambda x, i=i: x[i], batches))
-        assert_close(jax.tree.map(lambda x, i=i: x[i], together), alone)
     # What padding holds reaches nothing, running statistics neither.
-    spoilt = all_at_once({**batches, "x": batches["x"].at[:, 3].set(99)})
+    spoilt = learn({**batches, "x": batches["x"].at[:, 3].set(99)})
     jax.tree.map(np.testing.assert_array_equal, together, spoilt)
+    # Beside another client, and in another place.
+    other = {**batches, "x": batches["x"].at[0].set(1)}
+    moved = learn(jax.tree.map(lambda x: x[::-1], other))
+    first, second = (
+        jax.tree.map(lambda x, i=i: x[i], t) for i, t in ((0, moved), (1, together))
+    )
+    assert_close(first, second)
 
 
-@pytest.mark.parametrize("name", ["resnet, group", "mobilenet, group"])
-def test_lowerings_agree(name):
-    def run(how):
-        model, batches = tiny(name, how)
-        batch = jax.tree.map(lambda x: x[0], batches)
-        params = model.init(KEY)
-        return mean_loss(model, batch)(params, params)
-
-    got, expected = jax.jit(lambda: (run("patches"), run("lax")))()
-    assert_close(got, expected)
-
-
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", TRAINED)
 def test_steps_lower_for_accelerators_from_any_machine(name):
     for platform, how in (("cuda", "patches"), ("tpu", "lax")):
         model, batches = tiny(name, how)
@@ -368,22 +366,9 @@ def test_logits_are_those_of_plain_numpy(name, reference):
     x = tiny(name)[1]["x"][0]
     module = TINY[name]("auto")
     told = () if name == "transformer" else (True,)
-
-    @jax.jit
-    def run(x):
-        params = module.init(KEY, x, *told)["params"]
-        # Away from the ones and zeros that scales and biases start from.
-        leaves, form = jax.tree.flatten(params)
-        keys = jax.random.split(KEY, len(leaves))
-        moved = [
-            w + 0.3 * jax.random.normal(k, w.shape)
-            for w, k in zip(leaves, keys, strict=True)
-        ]
-        params = jax.tree.unflatten(form, moved)
-        return params, module.apply({"params": params}, x, *told)
-
-    params, logits = run(x)
-    exact = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
+    params = drawn(jax.eval_shape(module.init, KEY, x, *told))
+    logits = jax.jit(module.apply)(params, x, *told)
+    exact = jax.tree.map(lambda w: np.asarray(w, np.float64), params["params"])
     x = np.asarray(x) if name == "transformer" else np.asarray(x, np.float64)
     np.testing.assert_allclose(logits, reference(exact, x), rtol=1e-3, atol=1e-4)
 
@@ -395,13 +380,8 @@ def test_logits_are_those_of_plain_numpy(name, reference):
 def test_a_transformer_sees_no_later_token(tied):
     module = models.TransformerLM(7, 8, 2, 2, tied)
     x = tiny("transformer")[1]["x"][0]
-
-    @jax.jit
-    def run(x):
-        params = module.init(KEY, x)
-        return [module.apply(params, y) for y in (x, x.at[:, 3:].set(1))]
-
-    now, then = run(x)
+    logits = jax.jit(partial(module.apply, drawn(jax.eval_shape(module.init, KEY, x))))
+    now, then = logits(x), logits(x.at[:, 3:].set(1))
     np.testing.assert_array_equal(now[:, :3], then[:, :3])
     assert not np.allclose(now[:, 3:], then[:, 3:])
 
@@ -413,9 +393,10 @@ def test_padding_of_a_text_is_neither_scored_nor_seen():
     padded = {"x": x.at[:, 3:].set(0), "y": y.at[:, 2:].set(0)}
     other = {**padded, "x": x.at[:, 3:].set(5)}
 
+    params = drawn(shapes_of(model))
+
     @jax.jit
     def run(batch):
-        params = model.init(KEY)
         gradient = jax.grad(lambda p: model.loss(p, batch, KEY).sum())(params)
         return model.metrics(params, batch), gradient
 
