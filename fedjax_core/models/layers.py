@@ -6,13 +6,15 @@ kernel of its own, turn it into a grouped convolution, half as fast as the produ
 stands for. On both a convolution is better written as the matrix
 product of image patches with the kernel (im2col), on CPU a few examples at a time so
 that their patches stay in the cache, and pooling as a maximum over the axes of a
-reshaped array. Elsewhere both are XLA's own operations. All images are [B, H, W, C],
-all kernels [h, w, C, F], all strides of a convolution 1.
+reshaped array. A depthwise convolution has no product to make: there it is the sum of
+shifted images times a weight each, which XLA turns into one loop. Elsewhere all are
+XLA's own operations. All images are [B, H, W, C], all kernels [h, w, C, F].
 
 The "patches" forms define their own reverse derivative: forward-mode differentiation
 (`jax.jvp`, `jax.hessian`) needs the lowering "lax".
 """
 
+from functools import partial
 from typing import Literal, TypeAlias
 
 import flax.linen as nn
@@ -32,43 +34,70 @@ _GLOROT = nn.initializers.glorot_uniform()
 
 
 def conv(
-    x: Array, kernel: Array, padding: Padding = "VALID", lowering: Lowering = "auto"
+    x: Array,
+    kernel: Array,
+    padding: Padding = "VALID",
+    lowering: Lowering = "auto",
+    stride: int = 1,
 ) -> Array:
-    """Cross-correlates images with a kernel at stride 1.
+    """Cross-correlates images with a kernel.
 
     Args:
       x: [B, H, W, C], integers and bools are converted.
       kernel: [h, w, C, F] float.
       padding: "VALID" or "SAME" (zeros, the odd one after), as in `lax`.
       lowering: "patches", "lax", or "auto": patches on CPU and GPU, lax elsewhere.
+      stride: rows and columns from one output to the next.
 
     Returns:
-      [B, H - h + 1, W - w + 1, F] for "VALID", [B, H, W, F] for "SAME".
+      [B, H', W', F]: at stride 1 H' is H - h + 1 for "VALID" and H for "SAME", and of
+      these every stride-th, rounded up.
 
     Raises:
-      ValueError: the channels differ, the kernel does not fit into the image, or
-        padding or lowering is unknown.
+      ValueError: the channels differ, the kernel does not fit into the image, stride is
+        not >= 1, or padding or lowering is unknown.
     """
     check.one_of(("VALID", "SAME"), padding=padding)
+    check.positive_int(stride=stride)
     x, kernel = promote_dtype(x, kernel)
     if x.shape[-1] != kernel.shape[-2]:
         raise ValueError(
             f"kernel must take the {x.shape[-1]} channels of x, "
             f"got kernel.shape {kernel.shape}."
         )
-    if padding == "VALID" and min(_valid_size(x, kernel)) < 1:
+    if padding == "VALID" and min(_valid_size(x, kernel, stride)) < 1:
         raise ValueError(
             f"kernel must fit into the image, {x.shape[1]} x {x.shape[2]}, "
             f"got kernel.shape {kernel.shape}."
         )
     if _resolve(lowering) == "lax":
-        return lax.conv_general_dilated(
-            x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-    if padding == "SAME":
-        rows, columns = (((size - 1) // 2, size // 2) for size in kernel.shape[:2])
-        x = jnp.pad(x, ((0, 0), rows, columns, (0, 0)))
-    return _patch_conv(x, kernel)
+        return _lax_conv(x, kernel, padding, stride)
+    if kernel.shape[:2] == (1, 1):
+        return x[:, ::stride, ::stride] @ kernel[0, 0]
+    return _patch_conv(_padded(x, kernel, padding, stride), kernel, stride)
+
+
+def depthwise_conv(
+    x: Array, kernel: Array, stride: int = 1, lowering: Lowering = "auto"
+) -> Array:
+    """Cross-correlates every channel with a kernel of its own, padded as "SAME".
+
+    Args:
+      x: [B, H, W, C] float.
+      kernel: [h, w, 1, C] float.
+      stride: rows and columns from one output to the next.
+      lowering: as of `conv`; both can be differentiated in either direction.
+
+    Returns:
+      [B, ceil(H / stride), ceil(W / stride), C].
+    """
+    x, kernel = promote_dtype(x, kernel)
+    if _resolve(lowering) == "lax":
+        return _lax_conv(x, kernel, "SAME", stride)
+    x = _padded(x, kernel, "SAME", stride)
+    weights = kernel.reshape(-1, 1, 1, 1, kernel.shape[-1])
+    shifts = _shifts(x, kernel, stride)
+    return sum((w * shift for w, shift in zip(weights, shifts, strict=True)), start=0.0)
 
 
 def max_pool(
@@ -107,7 +136,7 @@ def max_pool(
 
 
 class Conv(nn.Module):
-    """A convolution with bias at stride 1; see `conv`.
+    """A convolution; see `conv`.
 
     Attributes:
       features: F, channels of the output.
@@ -115,6 +144,8 @@ class Conv(nn.Module):
       padding: "VALID" or "SAME".
       lowering: how it is computed; does not change the parameters.
       kernel_init: initialiser of the kernel [h, w, C, F]; the bias [F] starts at 0.
+      stride: rows and columns from one output to the next.
+      use_bias: whether there is a bias.
     """
 
     features: int
@@ -122,14 +153,42 @@ class Conv(nn.Module):
     padding: Padding = "VALID"
     lowering: Lowering = "auto"
     kernel_init: nn.initializers.Initializer = _GLOROT
+    stride: int = 1
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Maps [B, H, W, C] to [B, H', W', F]."""
         shape = (*self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        y = conv(x, kernel, self.padding, self.lowering, self.stride)
+        if not self.use_bias:
+            return y
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        return conv(x, kernel, self.padding, self.lowering) + bias[None, None, None]
+        return y + bias[None, None, None]
+
+
+class DepthwiseConv(nn.Module):
+    """A convolution of every channel alone, without bias; see `depthwise_conv`.
+
+    Attributes:
+      kernel_size: height and width of the kernel.
+      stride: rows and columns from one output to the next.
+      lowering: how it is computed; does not change the parameters.
+      kernel_init: initialiser of the kernel, given the shape [h, w, 1, C].
+    """
+
+    kernel_size: tuple[int, int] = (3, 3)
+    stride: int = 1
+    lowering: Lowering = "auto"
+    kernel_init: nn.initializers.Initializer = _GLOROT
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Maps [B, H, W, C] to [B, H', W', C]."""
+        shape = (*self.kernel_size, 1, x.shape[-1])
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        return depthwise_conv(x, kernel, self.stride, self.lowering)
 
 
 class Dense(nn.Module):
@@ -197,6 +256,27 @@ def _on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
+def _lax_conv(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
+    """`conv`; depthwise where the kernel takes one channel of several."""
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=x.shape[-1] // kernel.shape[-2],
+    )
+
+
+def _padded(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
+    if padding == "VALID":
+        return x
+    sides = lax.padtype_to_pads(
+        x.shape[1:3], kernel.shape[:2], (stride, stride), padding
+    )
+    return jnp.pad(x, ((0, 0), *sides, (0, 0)))
+
+
 # ---- convolution as a matrix product ----
 
 # Measured on an EMNIST CNN: about the size of a core's cache, with room to spare for
@@ -204,42 +284,50 @@ def _on_cpu() -> bool:
 _PATCH_BYTES_CPU, _PATCH_BYTES = 2 * 2**20, 64 * 2**20
 
 
-@jax.custom_vjp
-def _patch_conv(x: Array, kernel: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _patch_conv(x: Array, kernel: Array, stride: int) -> Array:
     """`conv` without padding."""
     y = lax.map(
-        lambda images: _patches(images, kernel) @ _as_matrix(kernel),
-        _chunk(x, kernel),
+        lambda images: _patches(images, kernel, stride) @ _as_matrix(kernel),
+        _chunk(x, kernel, stride),
     )
-    return y.reshape(x.shape[0], *_valid_size(x, kernel), kernel.shape[-1])
+    return y.reshape(x.shape[0], *_valid_size(x, kernel, stride), kernel.shape[-1])
 
 
-def _patch_conv_backward(saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+def _patch_conv_forward(
+    x: Array, kernel: Array, stride: int
+) -> tuple[Array, tuple[Array, Array]]:
+    return _patch_conv(x, kernel, stride), (x, kernel)
+
+
+def _patch_conv_backward(
+    stride: int, saved: tuple[Array, Array], dy: Array
+) -> tuple[Array, Array]:
     x, kernel = saved
 
     def one(images_and_dy: tuple[Array, Array]) -> tuple[Array, Array]:
         images, dy = images_and_dy
         dy = dy.reshape(-1, kernel.shape[-1])
-        transposed = _patches(images, kernel).T
+        transposed = _patches(images, kernel, stride).T
         if _on_cpu():
             # Left to itself XLA folds this transpose into the product and sends it to a
             # routine half as fast as the one for row-major operands.
             transposed = lax.optimization_barrier(transposed)
         dpatches = dy @ _as_matrix(kernel).T
-        return _add_patches(dpatches, images, kernel), transposed @ dy
+        return _add_patches(dpatches, images, kernel, stride), transposed @ dy
 
-    images = _chunk(x, kernel)
+    images = _chunk(x, kernel, stride)
     dx, dkernel = lax.map(one, (images, dy.reshape(*images.shape[:2], *dy.shape[1:])))
     return dx.reshape(x.shape), dkernel.sum(0).reshape(kernel.shape)
 
 
-_patch_conv.defvjp(lambda *args: (_patch_conv(*args), args), _patch_conv_backward)
+_patch_conv.defvjp(_patch_conv_forward, _patch_conv_backward)
 
 
-def _chunk(x: Array, kernel: Array) -> Array:
+def _chunk(x: Array, kernel: Array, stride: int) -> Array:
     """[B, ...] to [B / b, b, ...], b the largest whose patches fit the limit."""
     batch = x.shape[0]
-    rows, columns = _valid_size(x, kernel)
+    rows, columns = _valid_size(x, kernel, stride)
     patch_bytes = rows * columns * _as_matrix(kernel).shape[0] * x.dtype.itemsize
     limit = _PATCH_BYTES_CPU if _on_cpu() else _PATCH_BYTES
     fitting = min(batch, max(1, limit // max(1, patch_bytes)))
@@ -247,35 +335,47 @@ def _chunk(x: Array, kernel: Array) -> Array:
     return x.reshape(batch // size, size, *x.shape[1:])
 
 
-def _valid_size(x: Array, kernel: Array) -> tuple[int, int]:
-    return x.shape[1] - kernel.shape[0] + 1, x.shape[2] - kernel.shape[1] + 1
+def _valid_size(x: Array, kernel: Array, stride: int) -> tuple[int, int]:
+    height, width = (x.shape[i + 1] - kernel.shape[i] for i in range(2))
+    return height // stride + 1, width // stride + 1
 
 
 def _as_matrix(kernel: Array) -> Array:
     return kernel.reshape(-1, kernel.shape[-1])
 
 
-def _patches(x: Array, kernel: Array) -> Array:
-    """[b, H, W, C] to [b * rows * columns, h * w * C], channels fastest."""
-    rows, columns = _valid_size(x, kernel)
-    shifts = [
-        x[:, i : i + rows, j : j + columns]
+def _shifts(x: Array, kernel: Array, stride: int) -> list[Array]:
+    """What every place of the kernel sees: h * w arrays [b, rows, columns, C]."""
+    rows, columns = (stride * (n - 1) + 1 for n in _valid_size(x, kernel, stride))
+    return [
+        x[:, i : i + rows : stride, j : j + columns : stride]
         for i in range(kernel.shape[0])
         for j in range(kernel.shape[1])
     ]
+
+
+def _patches(x: Array, kernel: Array, stride: int) -> Array:
+    """[b, H, W, C] to [b * rows * columns, h * w * C], channels fastest."""
+    shifts = _shifts(x, kernel, stride)
     return jnp.concatenate(shifts, axis=-1).reshape(-1, _as_matrix(kernel).shape[0])
 
 
-def _add_patches(patches: Array, x: Array, kernel: Array) -> Array:
+def _add_patches(patches: Array, x: Array, kernel: Array, stride: int) -> Array:
     """The transpose of `_patches`: every patch added where it was cut out of `x`."""
     height, width, channels = kernel.shape[:3]
-    rows, columns = _valid_size(x, kernel)
+    rows, columns = _valid_size(x, kernel, stride)
     patches = patches.reshape(-1, rows, columns, height, width, channels)
-    total = jnp.zeros((), patches.dtype)
+    zero = jnp.zeros((), patches.dtype)
+
+    def margin(axis: int, before: int, count: int) -> tuple[int, int, int]:
+        after = x.shape[axis] - before - stride * (count - 1) - 1
+        return before, after, stride - 1
+
+    total = zero
     for i in range(height):
         for j in range(width):
-            margins = (0, 0), (i, height - 1 - i), (j, width - 1 - j), (0, 0)
-            total += jnp.pad(patches[:, :, :, i, j], margins)
+            margins = (0, 0, 0), margin(1, i, rows), margin(2, j, columns), (0, 0, 0)
+            total += lax.pad(patches[:, :, :, i, j], zero, margins)
     return total
 
 

@@ -1,13 +1,16 @@
 """The model zoo: the networks of federated-learning benchmarks.
 
-Every constructor returns a `Model` for softmax cross-entropy. Kernels start from
-Glorot's uniform distribution, biases from 0, embeddings and recurrent layers like those
-of the Keras code most of these benchmarks were published with.
+Every constructor returns a `Model` for softmax cross-entropy. Unless it says otherwise
+kernels start from Glorot's uniform distribution, biases from 0, embeddings and
+recurrent layers like those of the Keras code most of these benchmarks were published
+with. Residual networks are in `residual`, the transformer is in `transformer`.
 
 References:
   McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
   Data", AISTATS 2017.
   Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+  Sattler et al., "Robust and Communication-Efficient Federated Learning from Non-IID
+  Data", TNNLS 2020.
 """
 
 from collections.abc import Sequence
@@ -18,7 +21,7 @@ import jax.numpy as jnp
 
 from fedjax_core import check
 from fedjax_core.models.adapters import classifier
-from fedjax_core.models.layers import Conv, Dense, Lowering, max_pool
+from fedjax_core.models.layers import Conv, Dense, Lowering, Padding, max_pool
 from fedjax_core.models.model import Ids, Model
 from fedjax_core.models.recurrent import LSTM
 
@@ -44,23 +47,35 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Two 3x3 convolutions without padding, one pooling, one hidden layer."""
+    """Convolutions with pooling, then dense layers, all followed by a ReLU."""
 
     num_classes: int
-    channels: tuple[int, int] = (32, 64)  # features of the convolutions
-    hidden: int = 128  # width
+    blocks: Sequence[Sequence[int]] = ((32, 64),)  # channels up to every 2x2 pooling
+    hidden: Sequence[int] = (128,)  # widths of dense layers
+    kernel_size: tuple[int, int] = (3, 3)
+    padding: Padding = "VALID"
+    kernel_init: nn.initializers.Initializer = _GLOROT
     lowering: Lowering = "auto"  # see `layers`
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps images [B, H, W, C] to logits [B, num_classes]."""
-        first, second = self.channels
-        x = nn.relu(Conv(first, lowering=self.lowering)(x))
-        x = Conv(second, lowering=self.lowering)(x)
-        # ReLU is monotone, so pooling first gives the same on a quarter of the values.
-        x = nn.relu(max_pool(x, lowering=self.lowering))
+        for block in self.blocks:
+            for i, channels in enumerate(block, start=1):
+                x = Conv(
+                    channels,
+                    self.kernel_size,
+                    padding=self.padding,
+                    lowering=self.lowering,
+                    kernel_init=self.kernel_init,
+                )(x)
+                # ReLU is monotone, so pooling first gives the same on a quarter of the
+                # values.
+                x = max_pool(x, lowering=self.lowering) if i == len(block) else x
+                x = nn.relu(x)
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=_GLOROT)(x))
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width, kernel_init=self.kernel_init)(x))
         return Dense(self.num_classes)(x)
 
 
@@ -97,7 +112,7 @@ def mlp(
 ) -> Model:
     """A multilayer perceptron; by default the 2NN of McMahan et al. (2017), Section 3.
 
-    The 2NN on MNIST, 784 features and 10 classes, has 199,210 parameters.
+    The 2NN ("TwoNN") on MNIST, 784 features and 10 classes, has 199,210 parameters.
 
     Args:
       num_features: `x` is [B, num_features].
@@ -130,6 +145,54 @@ def cifar_cnn(num_classes: int = 10, *, lowering: Lowering = "auto") -> Model:
     """
     check.positive_int(num_classes=num_classes)
     return classifier(CNN(num_classes, lowering=lowering), (32, 32, 3))
+
+
+def two_cnn(
+    num_classes: int = 10,
+    image: Sequence[int] = (28, 28, 1),
+    *,
+    lowering: Lowering = "auto",
+) -> Model:
+    """The CNN of McMahan et al. (2017), Section 3, "TwoCNN" in later papers.
+
+    Two 5x5 convolutions (32 and 64 channels) with padding and pooling, a hidden layer
+    of 512: 1,663,370 parameters on MNIST, 2,156,490 on CIFAR-10.
+
+    Args:
+      num_classes: number of labels.
+      image: height, width and channels of an example.
+      lowering: as in `layers`.
+    """
+    check.positive_int(num_classes=num_classes)
+    module = CNN(num_classes, ((32,), (64,)), (512,), (5, 5), "SAME", lowering=lowering)
+    return classifier(module, tuple(image))
+
+
+def kws_cnn(num_classes: int = 10, *, lowering: Lowering = "auto") -> Model:
+    """Sattler et al.'s CNN for keyword spotting (2020): 876,938 parameters.
+
+    `two_cnn` without padding, for mel spectrograms [B, 32, 32, 1] of a second of
+    speech. `lowering` is as in `layers`.
+    """
+    check.positive_int(num_classes=num_classes)
+    module = CNN(num_classes, ((32,), (64,)), (512,), (5, 5), lowering=lowering)
+    return classifier(module, (32, 32, 1))
+
+
+def vgg11_small(num_classes: int = 10, *, lowering: Lowering = "auto") -> Model:
+    """VGG11*, the reduced VGG11 of Sattler et al. (2020): 865,482 parameters.
+
+    For images [B, 32, 32, 3]; it has no batch normalisation, which suffers from the
+    small batches of clients that see few classes, and no dropout. Kernels start from
+    He's normal distribution. `lowering` is as in `layers`.
+    """
+    check.positive_int(num_classes=num_classes)
+    blocks = ((32,), (64,), (128, 128), (128, 128), (128, 128))
+    init = nn.initializers.he_normal()
+    module = CNN(
+        num_classes, blocks, (128, 128), (3, 3), "SAME", init, lowering=lowering
+    )
+    return classifier(module, (32, 32, 3))
 
 
 def char_lstm(

@@ -15,9 +15,14 @@ def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-def reference_conv(x, kernel, padding):
+def reference_conv(x, kernel, padding, stride=1):
     return lax.conv_general_dilated(
-        x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x,
+        kernel,
+        (stride, stride),
+        padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=x.shape[-1] // kernel.shape[-2],
     )
 
 
@@ -65,6 +70,40 @@ def test_conv_matches_lax_with_gradients(padding):
 
     for got, expected in compare(normal(0, 2, 7, 8, 3)):
         assert_close(got, expected)
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+@pytest.mark.parametrize(("size", "stride"), [((3, 3), 2), ((2, 5), 3), ((1, 1), 2)])
+def test_a_strided_conv_matches_lax_with_gradients(padding, size, stride):
+    @jax.jit
+    def compare(x):
+        kernel = normal(1, *size, 3, 4)
+        shape = reference_conv(x, kernel, padding, stride).shape
+        run = partial(with_gradients, cotangent=normal(2, *shape))
+        expected = run(lambda x, k: reference_conv(x, k, padding, stride))(x, kernel)
+        one = partial(layers.conv, padding=padding, lowering="patches", stride=stride)
+        return run(one)(x, kernel), expected
+
+    assert_close(*compare(normal(0, 2, 7, 8, 3)))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_every_channel_alone_matches_lax_with_gradients(stride):
+    @jax.jit
+    def compare(x, kernel):
+        shape = reference_conv(x[0], kernel[0], "SAME", stride).shape
+        run = partial(with_gradients, cotangent=normal(2, *shape))
+        reference = run(lambda x, k: reference_conv(x, k, "SAME", stride))
+        alone = [reference(x[i], kernel[i]) for i in range(2)]
+        got = []
+        for how in LOWERINGS:
+            one = run(partial(layers.depthwise_conv, stride=stride, lowering=how))
+            got.append(jax.vmap(one)(x, kernel))  # two clients
+        return got, jax.tree.map(lambda *rows: jnp.stack(rows), *alone)
+
+    got, expected = compare(normal(0, 2, 2, 7, 8, 4), normal(1, 2, 3, 3, 1, 4))
+    for values in got:
+        assert_close(values, expected)
 
 
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
@@ -168,6 +207,9 @@ def test_conv_module_is_convolution_plus_bias():
     params = {"kernel": normal(1, 3, 2, 3, 4), "bias": normal(2, 4)}
     expected = reference_conv(x, params["kernel"], "SAME")
     expected += params["bias"].reshape(1, 1, 1, 4)
+    plain = layers.Conv(4, (3, 2), padding="SAME", use_bias=False)
+    shapes = jax.eval_shape(plain.init, jax.random.key(0), x)["params"]
+    assert jax.tree.map(lambda s: s.shape, shapes) == {"kernel": (3, 2, 3, 4)}
     for how in LOWERINGS:
         module = layers.Conv(4, (3, 2), padding="SAME", lowering=how)
         shapes = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
@@ -201,5 +243,7 @@ def test_errors_name_the_argument():
         layers.conv(x, normal(1, 5, 3, 3, 4))
     with pytest.raises(ValueError, match="padding must be one of"):
         layers.conv(x, kernel, "FULL")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="stride must be >= 1, got 0"):
+        layers.conv(x, kernel, stride=0)
     with pytest.raises(ValueError, match="lowering must be one of"):
         layers.max_pool(x, lowering="eigen")  # pyright: ignore[reportArgumentType]
