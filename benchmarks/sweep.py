@@ -11,7 +11,7 @@ import time
 import jax
 import numpy as np
 
-from fedjax_core import LocalWork, models, simulate
+from fedjax_core import LocalWork, Result, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import digits, partition
 from fedjax_core.sweep import sweep
@@ -47,9 +47,8 @@ if __name__ == "__main__":
         for seed in range(args.seeds)
     ]
     many = time.perf_counter() - start
-    accuracies = np.concatenate(
-        [end.evaluations["test_accuracy"][:, -1] for end in swept]
-    )
+    done = [end for end in swept if isinstance(end, Result)]
+    accuracies = np.concatenate([r.evaluations["test_accuracy"][:, -1] for r in done])
     expected = [run.final("test_accuracy")[0] for run in single]
     line = {
         "device": jax.devices()[0].device_kind,
@@ -57,7 +56,7 @@ if __name__ == "__main__":
         "sweep_seconds": round(one, 1),
         "single_seconds": round(many, 1),
         "ratio": round(one / many, 2),
-        "compilations": max(end.compilations for end in swept),
+        "compilations": max(run.compilations for run in done),
         "largest_difference": float(np.abs(accuracies - expected).max()),
     }
     print(json.dumps(line))
