@@ -33,7 +33,7 @@ from fedjax_core.run_dir import fingerprint, versions
 from fedjax_core.sweep import same_but_numbers, sweep
 from fedjax_core.types import Algorithm, LossFn
 
-_OURS = {"seeds", "rounds", "run_dir", "run_dirs", "resume", "eval_splits", "progress"}
+_OURS = {"seeds", "rounds", "run_dir", "resume", "eval_splits", "progress", "callbacks"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -285,6 +285,7 @@ def _run(
                 eval_splits=(split,),
                 run_dirs=[jobs[i].path for i in group],
                 resume=True,
+                states=False,  # those of all cells may not fit into memory
                 bar=lambda which: bar.part(len(which), setting.rounds),  # noqa: B023
                 **setting.options,
             )
@@ -292,10 +293,8 @@ def _run(
             found = [error] * len(group)
         bar.add(len(group))
         for i, end in zip(group, found, strict=True):
-            if isinstance(end, Exception):
-                ends[i] = str(end) or type(end).__name__
-            else:  # states of all cells may not fit into memory
-                ends[i] = dataclasses.replace(end, state=None)
+            failed = isinstance(end, Exception)
+            ends[i] = (str(end) or type(end).__name__) if failed else end
     return [ends[i] for i in range(len(jobs))]
 
 

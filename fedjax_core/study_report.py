@@ -122,17 +122,17 @@ def _megabytes(row: Row) -> np.ndarray:
 
 
 def tables(outcome: Outcome) -> list[Table]:
-    """One for every setting, one of claims and one of grids, where there are any."""
+    """One for every setting; of claims, grids and failures, where there are any."""
     study, shown = outcome.study, []
     lines = records(outcome)
     for setting in study.settings:
         rows = [
             (
-                line["method"],
-                line["error"] or _spread(line["mean"], line["std"]),
+                _label(outcome, line["method"]),
+                "failed" if line["error"] else _spread(line["mean"], line["std"]),
                 _number(line["printed"]),
                 _number(line["difference"], "+.4f"),
-                _number(line["megabytes"], ".1f"),
+                _number(line["megabytes"], ".4g"),
             )
             for line in lines
             if line["setting"] == setting
@@ -148,16 +148,30 @@ def tables(outcome: Outcome) -> list[Table]:
         header = ("claim, > is better", "setting", "by", "p", "verdict")
         shown.append(Table(f"Claims ({_test(outcome)})", header, rows))
     rows = [
-        (row.method, row.setting, trial.point, trial.error or _number(trial.score),
-         "taken" if trial.point == _taken(outcome, row) else "")
+        (
+            row.method,
+            row.setting,
+            trial.point,
+            "failed" if trial.error else _number(trial.score),
+            "taken" if trial.point == _taken(outcome, row) else "",
+        )
         for row in outcome.rows
         for trial in row.trials
-    ]  # fmt: skip
+    ]
     if rows:
         title = f"Grids, on validation data and seeds {list(study.tuning_seeds)}"
         header = ("method", "setting", "point", study.metric, "")
         shown.append(Table(title, header, rows))
+    rows = [(row.method, row.setting, row.error) for row in outcome.rows if row.error]
+    if rows:
+        shown.append(Table("Failed", ("method", "setting", "why"), rows))
     return shown
+
+
+def _label(outcome: Outcome, method: str) -> str:
+    """The method's name, with its metric where that is not the study's."""
+    metric = outcome.study.methods[method].metric
+    return method if metric is None else f"{method} ({metric})"
 
 
 def _taken(outcome: Outcome, row: Row) -> str:
@@ -216,7 +230,9 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
             assert row.result is not None
             rounds, values = row.result.series(row.metric)
             x, mean = cost(row)[rounds - 1], values.mean(0)
-            (drawn_line,) = axes.plot(x, mean, marker=".", label=row.method)
+            (drawn_line,) = axes.plot(
+                x, mean, marker=".", label=_label(outcome, row.method)
+            )
             if len(values) > 1:
                 std = values.std(0, ddof=1)
                 color = drawn_line.get_color()
@@ -230,7 +246,7 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
         values = np.sort(row.result.client_metrics[row.metric].ravel())
         values = values[np.isfinite(values)]
         share = np.arange(1, len(values) + 1) / max(len(values), 1)
-        axes.step(values, share, where="post", label=row.method)
+        axes.step(values, share, where="post", label=_label(outcome, row.method))
     for figure in drawn.values():
         if rows:
             figure.axes[0].legend(fontsize=8)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from fedjax_core.data.packed import FederatedData
-from fedjax_core.driver import Bar, Cell, drive_cells
+from fedjax_core.driver import Bar, Cell, NonFiniteUpdateError, drive_cells
 from fedjax_core.models.model import Model
 from fedjax_core.result import Result
 from fedjax_core.rounds import seeds_at_once
@@ -82,6 +82,7 @@ def sweep(
     record: Any = None,
     bar: Callable[[Sequence[int]], bool | Bar] = lambda which: False,
     seeds_axis: str = "auto",
+    states: bool = True,
     **options: Any,
 ) -> list[Result | Exception]:
     """Simulates every config for every seed; arguments as in `simulate`.
@@ -107,6 +108,8 @@ def sweep(
       record: whatever else decides the numbers, of all configs.
       bar: configs, by their places, that run at once -> what shows their progress.
       seeds_axis: of runs: "map" one after the other, "vmap" side by side.
+      states: keep the last state of every config; without them memory holds those of
+        the configs that run at once.
       **options: others of `simulate`, but callbacks.
 
     Returns:
@@ -180,8 +183,15 @@ def sweep(
                 todo = deque([i] for batch in todo for i in batch)
             continue
         for i, end in zip(which, found, strict=True):
-            ends[i] = end
+            ends[i] = end if states else _without_state(end)
     return ends
+
+
+def _without_state(end: Result | NonFiniteUpdateError) -> Any:
+    if isinstance(end, Result):
+        return dataclasses.replace(end, state=None)
+    end.result = dataclasses.replace(end.result, state=None)
+    return end
 
 
 def _level(run_dirs: Sequence[str | os.PathLike | None]) -> list[list[int]]:

@@ -1,9 +1,11 @@
 """Eight host devices, strict promotion, and the function fixtures tests share."""
 
+import os
 import sys
 from pathlib import Path
 
 import jax
+import jaxlib
 import pytest
 
 # The installed package, before the checkout comes first on the path for `tests` and
@@ -11,6 +13,14 @@ import pytest
 from fedjax_core import use_host_devices
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+# Compiling is most of what tests do, and these take a third off it. XLA ends a process
+# that gives it a flag it does not know, so only versions that have them get them.
+# `.ci/run` runs an experiment without.
+if "XLA_FLAGS" not in os.environ and jaxlib.__version__.startswith(("0.9.", "0.10.")):
+    os.environ["XLA_FLAGS"] = (
+        "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+    )
 
 # Before anything touches jax. Tests of one device pass an Execution without mesh.
 use_host_devices(8)

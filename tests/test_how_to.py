@@ -45,3 +45,15 @@ def test_compare_with_baselines(capsys: pytest.CaptureFixture) -> None:
     assert untrained < alone.final("test_local_accuracy")[0]
     assert names["federated"].final("test_accuracy")[0] > 0.7
     assert together.final("test_accuracy")[0] > 0.9
+
+
+def test_run_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_guide("run-a-study.md")
+    outcome, again = names["outcome"], names["again"]
+    assert not [row.error for row in outcome.rows if row.error]
+    assert names["page"].exists()
+    assert len(outcome.row("FedAvg", "alpha 0.1").trials) == 3
+    clipped = outcome.row("clipped at 0.1", "alpha 0.1")
+    assert again.timed_rounds == 0
+    assert again.series("test_accuracy")[1][:, -1].tolist() == clipped.values.tolist()

@@ -192,6 +192,9 @@ def test_numbers_stand_beside_printed_ones(outcome: Outcome):
     assert float(fast["megabytes"]) == pytest.approx(3 * 12 * 4 * 4 * 2 / 1e6)
     assert "not finite" in lines["broken"]["error"]
     text = (outcome.out / "table.md").read_text()
+    assert "| broken | failed |" in text
+    assert "| broken | toy | every update of a cohort was excluded" in text
+    assert "| ditto (personal_loss) | " in text
     assert f"| {values.mean():.4f} ± {values.std(ddof=1):.4f} | 1.5000 |" in text
     assert "| fast > slow | toy | " in text
     assert re.search(r"\| tuned \| toy \| client_lr=0.\d+ \| [\d.]+ \| taken \|", text)

@@ -81,8 +81,9 @@ def test_no_delay_and_all_active_is_the_synchronous_run(name, dtype):
         schedule = dataclasses.replace(schedule, max_delay=max_delay)
         got, _ = asynchronous.run(operator, schedule, W)
         expected, _ = operators.run(operator, W, rounds)
-        # To the bit in so small a network only; in larger ones to rounding.
-        np.testing.assert_array_equal(got, expected)
+        # How XLA fuses the two programs decides what is rounded.
+        eps = float(np.finfo(dtype).eps)
+        np.testing.assert_allclose(got, expected, rtol=16 * eps, atol=4 * eps)
 
 
 def test_run_is_equation_129():

@@ -159,8 +159,9 @@ def test_a_synchronisation_server_changes_nothing(dtype):
     start = jnp.zeros((6, 2), dtype)
     direct, _ = operators.run(operator, start, 25)
     relayed, _ = operators.run(operator, start, 25, channel=operators.relay)
-    # To the bit in so small a network only; in larger ones to rounding.
-    np.testing.assert_array_equal(direct, relayed)
+    # How XLA fuses the two programs decides what is rounded.
+    eps = float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(direct, relayed, rtol=16 * eps, atol=4 * eps)
 
 
 def test_exercise_5_1():
