@@ -22,7 +22,10 @@ EXPERIMENTS = {
     "heart_disease": "four hospitals: alone, together and pooled (needs files)",
     "mnist_by_writer": "MNIST with its writers as clients, new ones too (needs files)",
     "partitions": "one figure: what every partitioner gives to whom",
+    "personalization": "personal models on digits, two kinds a client: all methods",
+    "server_optimizers": "FedAvg, M, Adam, Yogi, Adagrad, each with its rates chosen",
     "slide_demos": "FedGD by a server, FedAvg, FedGD without a clock: Jung's slides",
+    "stragglers": "slow devices: waiting, dropping, buffering, on virtual time",
     "shakespeare": "a character LSTM on the roles of Shakespeare's plays",
 }
 """Every experiment: a module here with `Experiment`, `PRESETS` and `main`."""

@@ -1,4 +1,4 @@
-"""What experiments on networks have in common: runs towards a goal, tables, figures."""
+"""What experiments have in common: runs towards a goal, studies, tables, figures."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fedjax_core import study, study_report
 from fedjax_core.networks import asynchronous, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Channel, Operator
@@ -115,6 +116,15 @@ def tabulate(
     for row in rows:
         out.add_row(*row)
     return out
+
+
+def show_study(this: study.Study, out: Path) -> None:
+    """Runs a study, prints its tables and says where its page is."""
+    console = Console()
+    outcome = study.run(this, out)
+    for table in study_report.tables(outcome):
+        console.print(tabulate(table.header, table.rows, title=table.title))
+    console.print(f"page: {study_report.write(outcome)}", highlight=False)
 
 
 def panels(

@@ -1,0 +1,159 @@
+"""Slow devices: FedAvg that waits, FedAvg that drops them, FedBuff that does neither.
+
+Devices differ in speed by a log-normal factor. All methods train the same model on the
+same clients until the same virtual time; the table says when each first reached a test
+accuracy, in virtual seconds and in bytes sent.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from fedjax_core import LocalWork, Result, Uniform, check, models, simulate
+from fedjax_core.algorithms import fedavg, fedbuff
+from fedjax_core.datasets import digits, partition
+from fedjax_core.experiments.report import band, panels, save, tabulate
+from fedjax_core.plan import num_steps
+from fedjax_core.virtual_time import Asynchronous, Devices, Synchronous
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      num_clients: clients that share the training images.
+      alpha: concentration of the Dirichlet split.
+      cohort_size: clients whose updates a round of FedAvg averages.
+      select: clients that are selected where the slow are dropped.
+      buffer_size: updates of a round of FedBuff.
+      rounds: rounds of FedAvg; FedBuff has as many updates.
+      spread: standard deviation of the logarithm of a device's speed.
+      goal: test accuracy to reach.
+      num_seeds: independent runs of each method.
+      hidden: width of the model's hidden layer.
+      out: directory of records, table and plot.
+    """
+
+    num_clients: int = 100
+    alpha: float = 0.5
+    cohort_size: int = 10
+    select: int = 15
+    buffer_size: int = 5
+    rounds: int = 150
+    spread: float = 1.0
+    goal: float = 0.85
+    num_seeds: int = 5
+    hidden: int = 50
+    out: Path = Path("runs/stragglers")
+
+    def __post_init__(self):
+        check.positive(alpha=self.alpha)
+        check.non_negative(spread=self.spread)
+        check.positive_int(
+            rounds=self.rounds, num_seeds=self.num_seeds, buffer_size=self.buffer_size
+        )
+        check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
+        check.in_range(self.cohort_size, self.num_clients, select=self.select)
+
+
+PRESETS = {
+    "default": Experiment(),
+    "smoke": Experiment(rounds=6, num_seeds=2, goal=0.2, hidden=12),
+}
+
+
+def run(experiment: Experiment) -> dict[str, Result]:
+    """A result for each method, recorded under its name."""
+    data = partition.dirichlet(
+        digits.load(), num_clients=experiment.num_clients, alpha=experiment.alpha
+    )
+    model = models.mlp(64, 10, hidden=(experiment.hidden,))
+    work = LocalWork(batch_size=10, epochs=2)
+    devices = Devices(step_seconds=0.1, spread=experiment.spread)
+    # Somebody without examples answers as soon as somebody with one step.
+    seconds = devices.seconds(np.maximum(num_steps(data.train.sizes, work), 1))
+    average = fedavg.make(fedavg.Config(work=work), model.loss)
+    buffered = fedbuff.make(fedbuff.Config(work=work), model.loss)
+    cohort, select = experiment.cohort_size, experiment.select
+    steps = experiment.rounds * cohort // experiment.buffer_size
+    methods = {
+        "FedAvg waits": (
+            average,
+            Synchronous(participation=Uniform(cohort_size=cohort), seconds=seconds),
+            experiment.rounds,
+        ),
+        "FedAvg drops the slow": (
+            average,
+            Synchronous(
+                participation=Uniform(cohort_size=select),
+                seconds=seconds,
+                wait_for=cohort,
+            ),
+            experiment.rounds,
+        ),
+        "FedBuff": (
+            buffered,
+            Asynchronous(
+                concurrency=cohort, buffer_size=experiment.buffer_size, seconds=seconds
+            ),
+            steps,
+        ),
+    }
+    return {
+        name: simulate(
+            algorithm,
+            data,
+            model,
+            rounds=rounds,
+            participation=participation,
+            seeds=range(experiment.num_seeds),
+            eval_every=max(1, rounds // 30),
+            run_dir=experiment.out / name,
+            resume=True,
+            record={k: v for k, v in vars(experiment).items() if k != "out"},
+        )
+        for name, (algorithm, participation, rounds) in methods.items()
+    }
+
+
+def main(experiment: Experiment) -> None:
+    """Runs the methods, prints when they reached the goal and draws them over time."""
+    console, results = Console(), run(experiment)
+
+    def reached(result: Result, over: str, unit: float) -> str:
+        when = result.time_to("test_accuracy", at_least=experiment.goal, over=over)
+        when = when[~np.isnan(when)] / unit
+        if len(when) < len(result.seeds):
+            return f"{len(when)} of {len(result.seeds)} seeds did"
+        spread = f" ± {when.std(ddof=1):.3g}" if len(when) > 1 else ""
+        return f"{when.mean():.4g}{spread}"
+
+    rows = []
+    for name, result in results.items():
+        accuracy, spread = result.final("test_accuracy")
+        rows.append(
+            (
+                name,
+                reached(result, "virtual_seconds", 1.0),
+                reached(result, "uplink_bytes", 1e6),
+                f"{accuracy:.4f} ± {spread:.4f}",
+                f"{result.total('virtual_seconds'):.4g}",
+                f"{result.final('test_accuracy_client_p10')[0]:.3f}",
+            )
+        )
+    columns = ("", f"seconds to {experiment.goal:g}", "MB up to it", "accuracy at end")
+    columns += ("seconds in all", "worst tenth")
+    title = f"{experiment.num_seeds} seeds, mean ± one deviation"
+    console.print(tabulate(columns, rows, title=title))
+    figure, axes = panels(6.5, 4, columns=1)
+    for color, (name, result) in zip(("C0", "C1", "C2"), results.items(), strict=True):
+        seconds, values = result.series("test_accuracy", over="virtual_seconds")
+        middle, std = values.mean(0), values.std(0)
+        band(axes, seconds.mean(0), middle, middle - std, middle + std, color, name)
+    axes.set(xlabel="virtual seconds", ylabel="test accuracy")
+    axes.axhline(experiment.goal, color="grey", linestyle=":", linewidth=1)
+    axes.legend()
+    save(figure, experiment.out / "stragglers.png", console)
