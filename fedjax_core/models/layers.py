@@ -97,7 +97,10 @@ def depthwise_conv(
     x = _padded(x, kernel, "SAME", stride)
     weights = kernel.reshape(-1, 1, 1, 1, kernel.shape[-1])
     shifts = _shifts(x, kernel, stride)
-    return sum((w * shift for w, shift in zip(weights, shifts, strict=True)), start=0.0)
+    total = jnp.zeros((), x.dtype)
+    for weight, shift in zip(weights, shifts, strict=True):
+        total += weight * shift
+    return total
 
 
 def max_pool(

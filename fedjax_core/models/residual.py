@@ -4,13 +4,15 @@ Batch normalisation mixes the examples of a batch and keeps running statistics, 
 small and skewed batches of clients bend (Hsieh et al.); its models have `Stateful`
 params. Group normalisation looks at one example alone, here with two groups of
 channels as in Reddi et al.; its models are plain. Both have the same parameters.
-Convolutions have no bias and start from He's normal distribution.
+Convolutions have no bias and start from He's normal distribution. Where one of 3x3
+strides over an even image, zeros lie after it alone, as `layers.conv` has it (PyTorch
+would put one on both sides).
 
 References:
   He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
   Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning",
-  ICML 2020, Section 5.
-  Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Section 5.
+  ICML 2020.
+  Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
   Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018.
   Sattler et al., "FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning",
   TNNLS 2021.

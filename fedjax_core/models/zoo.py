@@ -54,7 +54,7 @@ class CNN(nn.Module):
     hidden: Sequence[int] = (128,)  # widths of dense layers
     kernel_size: tuple[int, int] = (3, 3)
     padding: Padding = "VALID"
-    kernel_init: nn.initializers.Initializer = _GLOROT
+    kernel_init: nn.initializers.Initializer = _GLOROT  # of the convolutions
     lowering: Lowering = "auto"  # see `layers`
 
     @nn.compact
@@ -75,7 +75,7 @@ class CNN(nn.Module):
                 x = nn.relu(x)
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
-            x = nn.relu(nn.Dense(width, kernel_init=self.kernel_init)(x))
+            x = nn.relu(nn.Dense(width, kernel_init=_GLOROT)(x))
         return Dense(self.num_classes)(x)
 
 
@@ -183,12 +183,14 @@ def vgg11_small(num_classes: int = 10, *, lowering: Lowering = "auto") -> Model:
     """VGG11*, the reduced VGG11 of Sattler et al. (2020): 865,482 parameters.
 
     For images [B, 32, 32, 3]; it has no batch normalisation, which suffers from the
-    small batches of clients that see few classes, and no dropout. Kernels start from
-    He's normal distribution. `lowering` is as in `layers`.
+    small batches of clients that see few classes, and no dropout. As in the authors'
+    code kernels of convolutions start from He's normal distribution by their outputs
+    (by their inputs activations would grow with every pooling). `lowering` is as in
+    `layers`.
     """
     check.positive_int(num_classes=num_classes)
     blocks = ((32,), (64,), (128, 128), (128, 128), (128, 128))
-    init = nn.initializers.he_normal()
+    init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
     module = CNN(
         num_classes, blocks, (128, 128), (3, 3), "SAME", init, lowering=lowering
     )
