@@ -133,7 +133,7 @@ class RunDir:
             if self._writes:
                 _replace(self.path / "config.json", _json_bytes(config))
                 self._note_versions()
-                for folder in self._saved.glob("[0-9]*"):
+                for folder in self._folders():
                     if not (folder / _COVERED).exists():  # left by a kill
                         shutil.rmtree(folder)
             _meet("what a kill left is gone")
@@ -204,9 +204,13 @@ class RunDir:
         if not noted or noted[-1] != now:
             _replace(path, _json_bytes([*noted, now]))
 
+    def _folders(self) -> list[Path]:
+        """Checkpoints, complete or not; copies under other names are none."""
+        return [p for p in self._saved.glob("[0-9]*") if p.name.isdecimal()]
+
     def _rounds(self) -> list[int]:
         """Rounds of the complete checkpoints, the latest last."""
-        return sorted(int(p.parent.name) for p in self._saved.glob(f"*/{_COVERED}"))
+        return sorted(int(p.name) for p in self._folders() if (p / _COVERED).exists())
 
     @property
     def round(self) -> int:
