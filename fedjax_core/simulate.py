@@ -233,7 +233,9 @@ def _config(
     params: Params | None,
 ) -> dict[str, Any]:
     """What decides the numbers of a run."""
-    given = {} if params is None else {"params": checksum(params)}
+    given = {}
+    if params is not None:
+        given["params"] = checksum(jax.tree.map(jax.numpy.asarray, params))
     return given | {
         "algorithm": {
             "name": algorithm.name,
