@@ -88,11 +88,11 @@ def fingerprint(data: FederatedData) -> dict[str, Any]:
 
 
 def checksum(tree: PyTree) -> str:
-    """Of paths, dtypes, shapes and all values, to notice other parameters."""
-    tree = jax.tree.map(jax.numpy.asarray, tree)
-    crc = zlib.crc32(json.dumps(_layout(tree)).encode())
-    for leaf in jax.tree.leaves(tree):
-        crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
+    """Of structure, dtypes, shapes and all values, to notice other arrays."""
+    leaves, form = jax.tree.flatten(tree)
+    crc = zlib.crc32(str(form).encode())
+    for x in map(np.asarray, leaves):
+        crc = zlib.crc32(f"{x.dtype}{x.shape}".encode() + x.tobytes(), crc)
     return f"{crc:08x}"
 
 
@@ -133,7 +133,7 @@ class RunDir:
             if self._writes:
                 _replace(self.path / "config.json", _json_bytes(config))
                 self._note_versions()
-                for folder in self._saved.glob("[0-9]*"):
+                for folder in _folders(self._saved):
                     if not (folder / _COVERED).exists():  # left by a kill
                         shutil.rmtree(folder)
             _meet("what a kill left is gone")
@@ -205,7 +205,6 @@ class RunDir:
             _replace(path, _json_bytes([*noted, now]))
 
     def _rounds(self) -> list[int]:
-        """Rounds of the complete checkpoints, the latest last."""
         return _saved_rounds(self._saved)
 
     @property
@@ -419,8 +418,15 @@ def _read_json(path: Path, kind: type[T], remedy: str) -> T:
     raise RunDirError(f"{path} is not JSON of a run: {reason}; {remedy}.")
 
 
+def _folders(checkpoints: Path) -> list[Path]:
+    """Checkpoints, complete or not; copies under other names are none."""
+    return [p for p in checkpoints.glob("[0-9]*") if p.name.isdecimal()]
+
+
 def _saved_rounds(checkpoints: Path) -> list[int]:
-    return sorted(int(path.parent.name) for path in checkpoints.glob(f"*/{_COVERED}"))
+    """Rounds of the complete checkpoints, the latest last."""
+    complete = [p for p in _folders(checkpoints) if (p / _COVERED).exists()]
+    return sorted(int(path.name) for path in complete)
 
 
 def saved_round(path: Path) -> int:

@@ -284,8 +284,9 @@ class Cohorts:
 
     def config(self, algorithm: Algorithm, record: Any) -> dict[str, Any]:
         """What decides the numbers of one of the configs' runs."""
-        params = self._given
-        given = {} if params is None else {"params": checksum(params)}
+        given = {}
+        if self._given is not None:
+            given["params"] = checksum(jax.tree.map(jax.numpy.asarray, self._given))
         return given | {
             "algorithm": {
                 "name": algorithm.name,

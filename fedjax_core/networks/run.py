@@ -11,7 +11,6 @@ between two evaluations are one compiled loop; seeds are an axis over whole runs
 import functools
 import os
 import time
-import zlib
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from fedjax_core.rounds import (
     seeds_at_once,
     split_seeds,
 )
+from fedjax_core.run_dir import checksum
 from fedjax_core.types import Key, Metrics, PyTree
 
 _LONGEST = 1000
@@ -136,7 +136,7 @@ def run(
         config={
             "system": {"name": system.name, "config": system.config},
             "horizon": system.horizon,
-            "world": None if callable(system.world) else _checksum(system.world),
+            "world": None if callable(system.world) else checksum(system.world),
             "state": [f"{x.dtype}{x.shape[1:]}" for x in jax.tree.leaves(steps.state)],
             "record": record,
         },
@@ -312,7 +312,7 @@ def from_operator(
         return new, sent | measure(world, new.params)
 
     if schedule is not None and callable(world):  # or it is recorded with the world
-        config = {"config": config, "schedule": _checksum(schedule)}
+        config = {"config": config, "schedule": checksum(schedule)}
     return System(
         name=name,
         config=config,
@@ -335,11 +335,3 @@ def _check_metrics(name: str, metrics: Metrics) -> None:
             f"{name} must report scalars in every round, at least one, got arrays of "
             f"shapes {shapes}."
         )
-
-
-def _checksum(tree: PyTree) -> str:
-    leaves, form = jax.tree.flatten(tree)
-    crc = zlib.crc32(str(form).encode())
-    for x in map(np.asarray, leaves):
-        crc = zlib.crc32(f"{x.dtype}{x.shape}".encode() + x.tobytes(), crc)
-    return f"{crc:08x}"

@@ -244,6 +244,15 @@ def test_a_damaged_list_of_what_a_checkpoint_covers_is_an_error(content, copy):
         drive(copy)
 
 
+@pytest.mark.parametrize("name", ["6.bak", "6 (copy)", "old"])
+def test_copies_of_a_checkpoint_may_lie_beside_it(name, copy, finished):
+    aside = shutil.copytree(copy / "checkpoints/6", copy / "checkpoints" / name)
+    (aside / "covered.json").unlink()
+    assert_same(drive(copy), finished[0])
+    shutil.copy(copy / "checkpoints/6/covered.json", aside)
+    assert_same(drive(copy), finished[0])
+
+
 @pytest.mark.parametrize("inside", ["", "run"])
 def test_a_file_is_no_run_directory(inside, tmp_path):
     (tmp_path / "file").write_bytes(b"")
