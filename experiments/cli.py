@@ -1,15 +1,21 @@
-"""The command line: ``fedjax-core list`` and ``fedjax-core run NAME``."""
+"""The command line: ``fedjax-core list``, ``show``, ``run`` and ``compare``."""
 
 import argparse
 import difflib
 import importlib
 import importlib.metadata
 import io
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 
 from fedjax_core import RunDirError, use_host_devices
 from fedjax_core.data.readers.files import DataFileError
+from fedjax_core.record import to_json
+from fedjax_core.run_dir import last_evaluations
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
@@ -45,7 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_help=False,
     )
     run.add_argument("name", nargs="?", help="see 'fedjax-core list'")
+    show = commands.add_parser("show", help="print an experiment's settings as JSON")
+    show.add_argument("name", help="see 'fedjax-core list'")
+    show.add_argument("--preset", default="default")
+    compare = commands.add_parser(
+        "compare", help="print the last evaluations of run directories side by side"
+    )
+    compare.add_argument("directories", nargs="+", type=Path, metavar="DIR")
     args, rest = parser.parse_known_args(argv)
+    if args.command == "compare":
+        if rest:
+            parser.error(f"compare takes directories alone, got {' '.join(rest)}")
+        return _compare(args.directories)
     if args.command == "list":
         if rest:
             parser.error(f"list takes no arguments, got {' '.join(rest)}")
@@ -58,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.name not in EXPERIMENTS:
         print(f"fedjax-core: {_unknown(args.name)}", file=sys.stderr)
         return 2
+    if args.command == "show":
+        return _show(args.name, args.preset, rest)
     return _run(args.name, rest)
 
 
@@ -72,6 +91,47 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"no experiment {name!r}.{hint} 'fedjax-core list' shows them all."
+
+
+def _show(name: str, preset: str, rest: Sequence[str]) -> int:
+    presets = importlib.import_module(f"fedjax_core.experiments.{name}").PRESETS
+    if rest or preset not in presets:
+        wrong = " ".join(rest) or f"--preset {preset}"
+        print(
+            f"fedjax-core: show takes a name and --preset, one of "
+            f"{', '.join(presets)}, got {wrong}.",
+            file=sys.stderr,
+        )
+        return 2
+    print(json.dumps(to_json(presets[preset]), indent=2))
+    return 0
+
+
+def _compare(directories: Sequence[Path]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    try:
+        runs = {path: last_evaluations(path) for path in directories}
+    except (RunDirError, OSError) as error:
+        print(f"fedjax-core: {error}", file=sys.stderr)
+        return 2
+    table = Table(caption="mean ± standard deviation over seeds")
+    table.add_column("")
+    for path in runs:
+        table.add_column(str(path), justify="right", overflow="fold")
+    names = list(dict.fromkeys(name for values in runs.values() for name in values))
+    for name in [n for n in names if n != "seed"]:
+        table.add_row(name, *(_spread(values.get(name)) for values in runs.values()))
+    Console().print(table)
+    return 0
+
+
+def _spread(values: np.ndarray | None) -> str:
+    if values is None:
+        return ""
+    spread = f" ± {values.std(ddof=1):.4g}" if len(set(values)) > 1 else ""
+    return f"{values.mean():.6g}{spread}"
 
 
 def _run(name: str, argv: Sequence[str]) -> int:

@@ -86,6 +86,22 @@ def fingerprint(data: FederatedData) -> dict[str, Any]:
     }
 
 
+def last_evaluations(path: Path) -> dict[str, np.ndarray]:
+    """Name -> ``[S]``, the last evaluation in a run directory, finished or not.
+
+    Raises:
+      RunDirError: it is no run directory, or nothing has been evaluated there.
+    """
+    if not (path / "config.json").exists():
+        raise RunDirError(f"{path} is no run directory, since it has no config.json.")
+    if not (path / "evaluations.csv").exists():
+        raise RunDirError(f"{path} holds no evaluation yet.")
+    with open(path / "evaluations.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows = [row for row in rows if row["round"] == rows[-1]["round"]]
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
 class RunDirError(ValueError):
     """A run directory can't be used for this run."""
 
