@@ -163,6 +163,12 @@ def _run(name: str, argv: Sequence[str]) -> int:
     except (RunDirError, DataFileError, OSError, ImportError) as error:
         print(f"fedjax-core: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stop:
+        said = (
+            str(stop) or "stopped; the same command goes on from the last checkpoint."
+        )
+        print(f"fedjax-core: {said}", file=sys.stderr)
+        return 130  # as shells say it of SIGINT
     return 0
 
 

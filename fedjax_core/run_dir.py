@@ -94,10 +94,11 @@ def last_evaluations(path: Path) -> dict[str, np.ndarray]:
     """
     if not (path / "config.json").exists():
         raise RunDirError(f"{path} is no run directory, since it has no config.json.")
-    if not (path / "evaluations.csv").exists():
+    table = path / "evaluations.csv"
+    text = table.read_text("utf-8") if table.exists() else ""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    if not rows:
         raise RunDirError(f"{path} holds no evaluation yet.")
-    with open(path / "evaluations.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
     rows = [row for row in rows if row["round"] == rows[-1]["round"]]
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 

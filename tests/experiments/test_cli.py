@@ -156,3 +156,13 @@ def test_compare_puts_last_evaluations_side_by_side(tmp_path, capsys, monkeypatc
         assert message in line
     with pytest.raises(SystemExit):
         cli.main(["compare", "a", "--metric", "loss"])
+
+
+def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch):
+    def interrupted(experiment):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quickstart, "main", interrupted)
+    assert run("quickstart", "--devices", "8") == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("the same command goes on from the last checkpoint.")
