@@ -10,9 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_core import RunDirError, use_host_devices
 from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.record import to_json
+from fedjax_core.run_dir import last_evaluations
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
@@ -60,10 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     data.add_argument("--clients", type=int, default=20, help="if it has none itself")
     data.add_argument("--alpha", type=float, default=0.3, help="and how unlike")
     data.add_argument("--out", type=Path, help="the picture (default: NAME.png)")
+    compare = commands.add_parser(
+        "compare", help="print the last evaluations of run directories side by side"
+    )
+    compare.add_argument("directories", nargs="+", type=Path, metavar="DIR")
     commands.add_parser("doctor", help="devices, versions, memory, a speed check")
     args, rest = parser.parse_known_args(argv)
     if rest and args.command != "run":
         parser.error(f"{args.command} does not know {' '.join(rest)}")
+    if args.command == "compare":
+        return _compare(args.directories)
     if args.command == "list":
         print(listing())
         return 0
@@ -137,6 +146,33 @@ def _data(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(directories: Sequence[Path]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    try:
+        runs = {path: last_evaluations(path) for path in directories}
+    except (RunDirError, OSError) as error:
+        print(f"fedjax-core: {error}", file=sys.stderr)
+        return 2
+    table = Table(caption="mean ± standard deviation over seeds")
+    table.add_column("")
+    for path in runs:
+        table.add_column(str(path), justify="right", overflow="fold")
+    names = list(dict.fromkeys(name for values in runs.values() for name in values))
+    for name in [n for n in names if n != "seed"]:
+        table.add_row(name, *(_spread(values.get(name)) for values in runs.values()))
+    Console().print(table)
+    return 0
+
+
+def _spread(values: np.ndarray | None) -> str:
+    if values is None:
+        return ""
+    spread = f" ± {values.std(ddof=1):.4g}" if len(set(values)) > 1 else ""
+    return f"{values.mean():.6g}{spread}"
+
+
 def _run(name: str, argv: Sequence[str]) -> int:
     import tyro
 
@@ -166,6 +202,12 @@ def _run(name: str, argv: Sequence[str]) -> int:
     except (RunDirError, DataFileError, OSError, ImportError) as error:
         print(f"fedjax-core: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stop:
+        said = (
+            str(stop) or "stopped; the same command goes on from the last checkpoint."
+        )
+        print(f"fedjax-core: {said}", file=sys.stderr)
+        return 130  # as shells say it of SIGINT
     return 0
 
 

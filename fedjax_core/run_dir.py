@@ -96,6 +96,23 @@ def checksum(tree: PyTree) -> str:
     return f"{crc:08x}"
 
 
+def last_evaluations(path: Path) -> dict[str, np.ndarray]:
+    """Name -> ``[S]``, the last evaluation in a run directory, finished or not.
+
+    Raises:
+      RunDirError: it is no run directory, or nothing has been evaluated there.
+    """
+    if not (path / "config.json").exists():
+        raise RunDirError(f"{path} is no run directory, since it has no config.json.")
+    table = path / "evaluations.csv"
+    text = table.read_text("utf-8") if table.exists() else ""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    if not rows:
+        raise RunDirError(f"{path} holds no evaluation yet.")
+    rows = [row for row in rows if row["round"] == rows[-1]["round"]]
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
 class RunDirError(ValueError):
     """A run directory can't be used for this run."""
 

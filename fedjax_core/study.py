@@ -258,7 +258,9 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
         for m, s in names
     ]
     outcome = Outcome(study, out, rows)
-    _save(outcome)
+    out.mkdir(parents=True, exist_ok=True)
+    record = json.dumps(summary(outcome), indent=2) + "\n"
+    (out / "study.json").write_text(record, "utf-8")
     return outcome
 
 
@@ -361,13 +363,12 @@ def _row(
     return Row(method, setting, config, metric, result, error, trials)
 
 
-def _save(outcome: Outcome) -> None:
-    """Writes study.json."""
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """What study.json holds: how it was made, what ran and what came out."""
     study = outcome.study
-    record = {
-        "command": command(),
+    return {
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "versions": versions(),
-        "metric": study.metric,
         "seeds": list(study.seeds),
         "tuning_seeds": list(study.tuning_seeds),
         "settings": {
@@ -390,11 +391,3 @@ def _save(outcome: Outcome) -> None:
             for row in outcome.rows
         ],
     }
-    outcome.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, indent=2) + "\n"
-    (outcome.out / "study.json").write_text(text, "utf-8")
-
-
-def command() -> str:
-    """How this program was called."""
-    return shlex.join([Path(sys.executable).name, *sys.argv])

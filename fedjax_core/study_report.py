@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.record import to_json
-from fedjax_core.run_dir import fingerprint, versions
-from fedjax_core.study import Outcome, Row, Setting, command
+from fedjax_core.study import Outcome, Row, summary
 
 _EXACT = 16  # seeds whose signs are flipped in every way
 
@@ -311,19 +309,8 @@ def _page(outcome: Outcome, pictures: dict[tuple[str, str], bytes]) -> str:
             for name, png in mine
         ]
         parts += [f'<div class="figures">{"".join(images)}</div>'] if images else []
-    configs = {
-        f"{row.method}, {row.setting}": to_json(row.config) for row in outcome.rows
-    }
-    data = {name: _described(s) for name, s in outcome.study.settings.items()}
-    for title, value in (
-        ("Made by", command()),
-        ("Seeds", list(outcome.study.seeds)),
-        ("Settings and checksums of their data", data),
-        ("Configs", configs),
-        ("Versions", versions()),
-    ):
-        text = value if isinstance(value, str) else json.dumps(value, indent=2)
-        parts.append(f"<h2>{title}</h2><pre>{html.escape(text)}</pre>")
+    made = json.dumps(summary(outcome), indent=2)
+    parts += ["<h2>How it was made</h2>", f"<pre>{html.escape(made)}</pre>"]
     title = html.escape(outcome.out.resolve().name)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -343,11 +330,3 @@ def _html_table(table: Table) -> str:
     rows = "".join(line(row, "td") for row in table.rows)
     head = line(table.header, "th")
     return f'<div class="wide"><table>{head}{rows}</table></div>'
-
-
-def _described(setting: Setting) -> dict[str, Any]:
-    return {
-        "data": fingerprint(setting.data),
-        "rounds": setting.rounds,
-        "options": to_json(dict(setting.options)),
-    }

@@ -90,12 +90,13 @@ def test_what_a_method_holds_besides_makes_blocks_smaller(monkeypatch):
     train, work = population(10, 4), LocalWork(batch_size=5)
     model = models.logistic_regression(4, 3)
 
-    def block(extra):
+    def block(extra, runs=1):
         return execution_lib.choose_execution(
-            model, train, work, 8 * 512, lambda params: extra
+            model, train, work, 8 * 512, lambda params: extra, runs
         ).block_size
 
     assert block(2**20) == 1 < block(2**14) <= 2**19 // 2**14 < block(0)
+    assert block(2**14, runs=4) <= 2**19 // 2**16 < block(2**14)
     method = scaffold.make(scaffold.Config(), model.loss)
     params = jax.eval_shape(model.init, jax.random.key(0))
     assert method.client_bytes(params) == 3 * 4 * (4 * 3 + 3)

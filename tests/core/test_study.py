@@ -114,6 +114,17 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
         np.testing.assert_array_equal(row.values, outcome.row(row.method, "toy").values)
 
 
+def test_a_setting_that_cannot_run_fails_alone(outcome, tmp_path):
+    crowded = dataclasses.replace(SETTING, options={"cohort_size": 99})
+    settings = {"crowded": crowded, "toy": SETTING}
+    both = a_study(
+        methods={"slow": METHODS["slow"]}, settings=settings, printed={}, claims=()
+    )
+    rows = study.run(both, tmp_path, progress=False).rows
+    assert "cohort_size" in rows[0].error
+    np.testing.assert_array_equal(rows[1].values, outcome.row("slow", "toy").values)
+
+
 def test_a_bar_shows_runs(tmp_path, capfd):
     methods = {"slow": METHODS["slow"]}
     study.run(a_study(methods=methods, printed={}, claims=()), tmp_path)

@@ -44,14 +44,6 @@ def test_a_sign_that_the_output_lacks_does_not_end_a_run(encoding, monkeypatch):
     assert "25 " in out.buffer.getvalue().decode(encoding)
 
 
-def test_show_prints_the_settings_of_a_preset(capsys):
-    assert cli.main(["show", "quickstart", "--preset", "smoke"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["rounds"] == quickstart.PRESETS["smoke"].rounds
-    assert cli.main(["show", "quickstart", "--preset", "tiny"]) == 2
-    assert "no preset 'tiny' of quickstart" in capsys.readouterr().err
-
-
 def test_data_lists_every_data_set_and_shows_one(capsys, tmp_path):
     assert cli.main(["data"]) == 0
     out = capsys.readouterr().out
@@ -168,3 +160,49 @@ def test_the_quickstart_leaves_its_record_and_shows_it_again(tmp_path, capsys):
     assert "test accuracy" in capsys.readouterr().out
     assert run("quickstart", *options, "--algorithm.client-lr", "0.2") == 2
     assert "client_lr" in capsys.readouterr().err
+
+
+def test_show_prints_the_settings_of_a_preset(capsys):
+    assert cli.main(["show", "quickstart", "--preset", "smoke"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rounds"] == quickstart.PRESETS["smoke"].rounds
+    assert shown["algorithm"]["client_lr"] == 0.1
+    assert cli.main(["show", "quikstart"]) == 2
+    assert "Did you mean 'quickstart'?" in capsys.readouterr().err
+    assert cli.main(["show", "quickstart", "--preset", "huge"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("no preset 'huge' of quickstart, but default, smoke.")
+
+
+def test_compare_puts_last_evaluations_side_by_side(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, values in {"a": (0.5, 0.7), "b": (0.25, 0.25)}.items():
+        rows = [f"2,{seed},{value}" for seed, value in enumerate(values)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "evaluations.csv").write_text(
+            "\n".join(["round,seed,test_accuracy", "1,0,0", "1,1,0", *rows, ""])
+        )
+    assert cli.main(["compare", "a", "b"]) == 0
+    out = capsys.readouterr().out
+    assert "0.6 ± 0.1414" in out
+    assert "0.25" in out
+    (tmp_path / "b" / "evaluations.csv").unlink()
+    (tmp_path / "c").mkdir()
+    for name, message in (("b", "no evaluation yet"), ("c", "it has no config.json")):
+        assert cli.main(["compare", "a", name]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"fedjax-core: {name} ")
+        assert message in line
+    with pytest.raises(SystemExit):
+        cli.main(["compare", "a", "--metric", "loss"])
+
+
+def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch):
+    def interrupted(experiment):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quickstart, "main", interrupted)
+    assert run("quickstart", "--devices", "8") == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("the same command goes on from the last checkpoint.")
