@@ -2,10 +2,10 @@
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
-import jaxlib
 import pytest
 
 # The installed package, before the checkout comes first on the path for `tests` and
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 # Compiling is most of what tests do, and these take a third off it. XLA ends a process
 # that gives it a flag it does not know, so only versions that have them get them.
 # `.ci/run` runs an experiment without.
-if "XLA_FLAGS" not in os.environ and jaxlib.__version__.startswith("0.10."):
+if "XLA_FLAGS" not in os.environ and version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] = (
         "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
     )
