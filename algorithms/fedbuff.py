@@ -30,6 +30,7 @@ from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean, select
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
@@ -119,11 +120,13 @@ def make(
       transform: applied to every update before it is sent.
       reduce: instead of the uniform mean.
     """
+    check_parts(
+        Config, config, loss_fn, client_optimizer=client_optimizer,
+        server_optimizer=server_optimizer, transform=transform, reduce=reduce,
+    )  # fmt: skip
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     server_opt = server_optimizer or optax.sgd(config.server_lr)
     transform, reduce = transform or identity(), reduce or mean("uniform")
-    check.instance(Transform, transform=transform)
-    check.instance(Reduction, reduce=reduce)
     client = with_transform(client_program(config, loss_fn, client_opt), transform)
     kept = config.max_staleness + 1
 

@@ -215,7 +215,7 @@ def test_numbers_stand_beside_printed_ones(outcome: Outcome):
     assert page.count("<img") == 3
     checksum = re.search(r"&quot;checksum&quot;: &quot;[0-9a-f]{8}&quot;", page)
     assert checksum
-    for found in ("pytest", "client_lr", "jaxlib", "Claims", "1e+38"):
+    for found in ("python", "client_lr", "jaxlib", "Claims", "1e+38"):
         assert found in page
     assert len(list((outcome.out / "figures").glob("*.png"))) == 3
 
