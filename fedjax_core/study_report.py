@@ -136,6 +136,8 @@ def tables(outcome: Outcome) -> list[Table]:
             if line["setting"] == setting
         ]
         header = ("method", f"{study.metric}, ours", "printed", "difference", "MB")
+        if not study.printed:
+            header, *rows = [(*row[:2], row[-1]) for row in (header, *rows)]
         shown.append(Table(setting, header, rows))
     if study.claims:
         rows = [
