@@ -1,7 +1,7 @@
 """Slow devices: FedAvg that waits, FedAvg that drops them, FedBuff that does neither.
 
 Devices differ in speed by a log-normal factor. All methods train the same model on the
-same clients until the same virtual time; the table says when each first reached a test
+same clients with as many updates; the table says when each first reached a test
 accuracy, in virtual seconds and in bytes sent.
 """
 
