@@ -199,7 +199,8 @@ def drive_cells(
                 cleanup.callback(log.record.close)
             logs.append(log)
         if resume:
-            restored = [log.load(machine.state) for log in logs]
+            state = machine.state  # of all cells: putting it together copies
+            restored = [log.load(state) for log in logs]
             if all(state is not None for state in restored):
                 machine.restore(_joined(restored))
         started = logs[0].history.rounds
@@ -255,10 +256,11 @@ def drive_cells(
                 report = Report(done, of_all, train, values, machine.state)
                 stops = [f(report) for f in callbacks]  # each of them is called
                 stop = any(stops)
-            if done % checkpoint_every == 0 or done == rounds or stop:
-                for log in running:
-                    if log.record:
-                        log.record.save(done, {"state": log.part(machine.state)})
+            records = [(log, log.record) for log in running if log.record]
+            if records and (done % checkpoint_every == 0 or done == rounds or stop):
+                state = machine.state
+                for log, record in records:
+                    record.save(done, {"state": log.part(state)})
             bar.update(
                 done,
                 (done - started) / seconds,

@@ -33,6 +33,7 @@ from fedjax_core.models.model import Model
 Norm: TypeAlias = Literal["batch", "group"]
 
 _HE = nn.initializers.he_normal()
+_CONV = partial(Conv, padding="SAME", kernel_init=_HE, use_bias=False)
 _GROUPS, _MOMENTUM = 2, 0.9
 
 
@@ -61,13 +62,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Maps images [B, H, W, C] to logits [B, num_classes]."""
-        conv = partial(
-            Conv,
-            padding="SAME",
-            lowering=self.lowering,
-            kernel_init=_HE,
-            use_bias=False,
-        )
+        conv = partial(_CONV, lowering=self.lowering)
         norm = partial(_Norm, self.norm)
         x = nn.relu(norm()(conv(self.channels)(x), train))
         for stage, blocks in enumerate(self.blocks):
@@ -104,13 +99,7 @@ class MobileNetV2(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Maps images [B, H, W, C] to logits [B, num_classes]."""
-        conv = partial(
-            Conv,
-            padding="SAME",
-            lowering=self.lowering,
-            kernel_init=_HE,
-            use_bias=False,
-        )
+        conv = partial(_CONV, lowering=self.lowering)
         norm = partial(_Norm, self.norm)
         x = nn.relu(norm()(conv(32)(x), train))
         for expansion, channels, blocks, stride in self.rows:
