@@ -19,17 +19,16 @@ References:
 
 import dataclasses
 
-import jax
 import optax
 
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
-from fedjax_core.local import local_sgd, sgd_step
+from fedjax_core.local import local_sgd, proximal_gradient, sgd_step
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import averaging, with_own_model
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Transform
-from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn, trained
+from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,9 +58,7 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
 
     def own_step(received, model, own, batch, turn):
         del model
-        pull = jax.tree.map(
-            lambda v, w: config.prox * (v - w), trained(own.params), trained(received)
-        )
+        pull = proximal_gradient(config.prox, own.params, received)
         return sgd_step(loss_fn, sgd, own, batch, turn.key, pull)
 
     federated = local_sgd(loss_fn, optax.sgd(config.client_lr))

@@ -30,7 +30,7 @@ from jax import lax
 
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
-from fedjax_core.local import Carry, sgd_step, with_stats
+from fedjax_core.local import Carry, proximal_gradient, sgd_step, with_stats
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import averaging
@@ -79,9 +79,7 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
         w, theta = carry
 
         def nearer(_, theta):
-            pull = jax.tree.map(
-                lambda t, w: config.prox * (t - w), trained(theta.params), w
-            )
+            pull = proximal_gradient(config.prox, theta.params, w)
             return sgd_step(loss_fn, sgd, theta, batch, turn.key, pull)
 
         theta = lax.fori_loop(0, config.personal_steps, nearer, theta)
