@@ -29,6 +29,9 @@ def loop(
       The last state and the metrics, leaves ``[capacity, ...]``: zeros from `count` on.
     """
 
+    # Its shapes are asked for and it is run, but traced once.
+    step = jax.jit(step, inline=True)
+
     def body(k, carry):
         state, metrics = step(k, carry[0])
         return state, jax.tree.map(lambda b, m: b.at[k].set(m), carry[1], metrics)
@@ -37,4 +40,4 @@ def loop(
         lambda s: jnp.zeros((capacity, *s.shape), s.dtype),
         jax.eval_shape(lambda: step(jnp.int32(0), state)[1]),
     )
-    return lax.fori_loop(0, count, body, (state, kept))
+    return lax.fori_loop(jnp.int32(0), count, body, (state, kept))

@@ -159,6 +159,9 @@ def map_clients(
             metrics = select(ok, metrics, jax.tree.map(jnp.zeros_like, metrics))
             return update, select(ok, new, state), metrics, failure, ok
 
+        # Asked for its shapes and run, but traced once.
+        client = jax.jit(client, inline=True)
+
         def block(i, carry):
             accs, kept, states, pending = carry
             # A block writes its rows in the next one's turn, when nothing is left that

@@ -2,8 +2,16 @@
 
 import os
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
+
+# Compiling is most of what tests do. What several tests, workers or processes that they
+# start compile is compiled once; jax reads this when it is imported.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
 import pytest
@@ -14,8 +22,8 @@ from fedjax_core import use_host_devices
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-# Compiling is most of what tests do, and these take a third off it. XLA ends a process
-# that gives it a flag it does not know, so only versions that have them get them.
+# These take a third off compiling. XLA ends a process that gives it a flag it does not
+# know, so only versions that have them get them.
 # `.ci/run` runs an experiment without.
 if "XLA_FLAGS" not in os.environ and version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] = (

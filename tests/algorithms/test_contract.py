@@ -130,8 +130,8 @@ class Runner:
     def plans(self, cohorts, how=PLAIN):
         return [self.plan(ids, t, how) for t, ids in enumerate(cohorts)]
 
-    def __call__(self, cohorts=COHORTS, how=PLAIN, round=None):
-        state, kept = self.state, []
+    def __call__(self, cohorts=COHORTS, how=PLAIN, round=None, start=None):
+        state, kept = start or self.state, []
         for cohort, key in zip(self.plans(cohorts, how), KEYS, strict=True):
             state, metrics = (round or self.round)(state, cohort, key)
             kept.append(metrics)
@@ -263,32 +263,33 @@ def test_eight_devices_equal_one(runner, expected):
     assert_same(runner(how=how, round=jax.jit(runner.algorithm.round)), expected)
 
 
-def test_seeds_are_an_axis(runner):
-    def shifted(by):
-        params = jax.tree.map(lambda p: p + by, runner.state.params)
-        return runner.state._replace(params=params)
-
-    runs = [
-        (shifted(s / 4), runner.plan(ids, s), KEYS[s]) for s, ids in enumerate(COHORTS)
-    ]
-    together = jax.jit(jax.vmap(runner.algorithm.round))(*stacked(runs))
-    chex.assert_trees_all_close(
-        together, stacked([runner.round(*args) for args in runs]), rtol=1e-5, atol=1e-6
-    )
-
-
-def test_a_scan_over_rounds_without_padding_equals_a_loop_with_padding(
-    runner, expected
-):
-    plans = stacked([runner.plan(ids, t, slots=4) for t, ids in enumerate(COHORTS)])
-    assert plans.client_mask.all()
-    state, metrics = jax.jit(
-        lambda state: jax.lax.scan(
-            lambda s, xs: runner.algorithm.round(s, *xs), state, (plans, KEYS)
+def test_seeds_over_scanned_rounds_without_padding_equal_loops_with_padding(runner):
+    cohorts = [COHORTS, COHORTS[::-1]]
+    starts = [
+        runner.state._replace(
+            params=jax.tree.map(lambda p, s=s: p + s / 4, runner.state.params)
         )
-    )(runner.state)
-    each = [jax.tree.map(lambda x, t=t: x[t], metrics) for t in range(len(COHORTS))]
-    assert_same((state, each), expected)
+        for s in range(2)
+    ]
+    plans = [
+        stacked([runner.plan(ids, t, slots=4) for t, ids in enumerate(c)])
+        for c in cohorts
+    ]
+    assert all(p.client_mask.all() for p in plans)
+    got, metrics = jax.jit(
+        jax.vmap(
+            lambda state, plans: jax.lax.scan(
+                lambda s, xs: runner.algorithm.round(s, *xs), state, (plans, KEYS)
+            )
+        )
+    )(stacked(starts), stacked(plans))
+    for s, start in enumerate(starts):
+        state = jax.tree.map(lambda x, s=s: x[s], got)
+        each = [
+            jax.tree.map(lambda x, s=s, t=t: x[s, t], metrics)
+            for t in range(len(COHORTS))
+        ]
+        assert_same((state, each), runner(cohorts[s], start=start))
 
 
 def test_rounds_lower_for_accelerators_from_any_machine(runner):
