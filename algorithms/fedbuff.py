@@ -30,6 +30,7 @@ from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean, select
 from fedjax_core.transform import Transform, identity, with_transform
@@ -167,7 +168,7 @@ def make(
             "staleness": total / jnp.maximum(counted, 1),
             "stale_clients": late.sum(),
             # One model each, not all that are kept.
-            "downlink_bytes": jnp.float32(num_bytes(params)) * cohort.client_mask.sum(),
+            "downlink_bytes": Bytes.of(num_bytes(params)) * cohort.client_mask.sum(),
         }
         return State(params, past, opt_state, results.client_state), metrics
 

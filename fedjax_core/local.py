@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.map import all_finite, sum_of_values
-from fedjax_core.metrics import Mean, Sum
+from fedjax_core.metrics import Bytes, Mean
 from fedjax_core.types import (
     Batch,
     ClientProgram,
@@ -216,7 +216,7 @@ def full_loss(loss_fn: LossFn) -> ClientProgram:
 
     def finish(params, carry, client_state, turn):
         del params, turn
-        metrics = {"loss": carry, "uplink_bytes": Sum(jnp.float32(num_bytes(carry[0])))}
+        metrics = {"loss": carry, "uplink_bytes": Bytes.of(num_bytes(carry[0]))}
         return (), client_state, metrics
 
     return ClientProgram(init, step, finish)

@@ -16,7 +16,7 @@ from jax import lax
 from fedjax_core import metrics as metrics_lib
 from fedjax_core import random
 from fedjax_core.arrays import along_rows, num_bytes
-from fedjax_core.metrics import Sum
+from fedjax_core.metrics import Bytes, Sum
 from fedjax_core.reduce import Arrivals, Cast, Reduction, select
 from fedjax_core.types import ClientProgram, Cohort, Key, Metrics, PyTree, Turn
 
@@ -34,9 +34,9 @@ class ClientResults(NamedTuple):
       client_state: ``[N, ...]``, rows of the cohort replaced.
       metrics: scalars: the program's metrics over all valid clients, and
         "valid_clients", "num_examples", "excluded_clients", "local_steps" (the sum
-        over valid clients), "uplink_bytes" and "downlink_bytes"; "failure" ``[C]`` is
-        as below, and "idle" ``[]`` bool says that nobody counts and no reduction adds
-        noise: then `simulate` keeps the state as it was.
+        over valid clients), "uplink_bytes" and "downlink_bytes", exact `Bytes`;
+        "failure" ``[C]`` is as below, and "idle" ``[]`` bool says that nobody counts
+        and no reduction adds noise: then `simulate` keeps the state as it was.
       client_metrics: the program's metrics per client, ``[C]`` each.
       failure: ``[C]`` int32 into `STAGES`: non-zero for a client whose update, state or
         metrics (its loss, say) had a NaN or an infinity. It is excluded from every
@@ -148,7 +148,7 @@ def map_clients(
             )
             failure = metrics.pop("failure", None)
             metrics = {
-                "uplink_bytes": Sum(jnp.float32(num_bytes(update))),
+                "uplink_bytes": Bytes.of(num_bytes(update)),
                 "local_steps": Sum(steps.astype(jnp.float32)),
             } | metrics
             if failure is None:
@@ -270,9 +270,9 @@ def map_clients(
     )
 
 
-def _received_bytes(shared: PyTree, each: PyTree) -> jax.Array:
+def _received_bytes(shared: PyTree, each: PyTree) -> Bytes:
     row = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], each))
-    return jnp.float32(num_bytes(jax.eval_shape(lambda: shared)) + num_bytes(row))
+    return Bytes.of(num_bytes(jax.eval_shape(lambda: shared)) + num_bytes(row))
 
 
 def _local_steps(program, shared, carry, turn, steps, row_start, rows, examples, how):

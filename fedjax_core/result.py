@@ -1,6 +1,7 @@
 """What a run hands back: metrics per round and seed, the model, tables and plots."""
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,16 @@ class Result:
 
     def total(self, name: str) -> float:
         """Sum over rounds of a metric, averaged over seeds: bytes sent, say."""
-        return float(self.series(name)[1].astype(np.float64).sum(1).mean())
+        return float(np.mean([math.fsum(row) for row in self.series(name)[1]]))
+
+    def total_bits(self, name: str) -> tuple[int, ...]:
+        """Bits over all rounds, ``[S]``, of a metric in bytes: exact, however many.
+
+        Args:
+          name: "uplink_bytes" or "downlink_bytes".
+        """
+        rows = self.series(name)[1]
+        return tuple(sum(int(8 * value) for value in row) for row in rows.tolist())
 
     def time_to(
         self,

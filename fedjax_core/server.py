@@ -14,8 +14,9 @@ import optax
 from fedjax_core import random
 from fedjax_core.arrays import num_bytes
 from fedjax_core.map import ClientResults
+from fedjax_core.metrics import Bytes
 from fedjax_core.reduce import Reduction
-from fedjax_core.transform import Message, Transform
+from fedjax_core.transform import Message, Transform, dense_bits
 from fedjax_core.types import (
     Cohort,
     Key,
@@ -113,11 +114,11 @@ def send(
     """
     if downlink is None:
         return step, kept, {}
-    message = Message(step, jnp.float32(8 * num_bytes(step)))
+    message = Message(step, dense_bits(step))
     message, kept = downlink.apply(message, kept, random.stream(key, "downlink"))
     statistics = num_bytes(params) - num_bytes(trained(params))
-    received = (message.bits / 8 + statistics) * cohort.client_mask.sum()
-    return message.update, kept, {"downlink_bytes": received}
+    sent = message.bits.as_bytes() + Bytes.of(statistics)
+    return message.update, kept, {"downlink_bytes": sent * cohort.client_mask.sum()}
 
 
 def move(params: Params, step: PyTree, update: PyTree) -> Params:

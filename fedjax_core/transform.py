@@ -15,7 +15,7 @@ from jax import lax
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.map import all_finite
-from fedjax_core.metrics import Sum
+from fedjax_core.metrics import Bits
 from fedjax_core.types import ClientProgram, Key, PyTree, Stateful
 
 
@@ -24,11 +24,11 @@ class Message(NamedTuple):
 
     Attributes:
       update: the pytree the server will receive.
-      bits: ``[]`` float32, what one client sends, side information included.
+      bits: what one client sends, side information included; exact.
     """
 
     update: PyTree
-    bits: jax.Array
+    bits: Bits
 
 
 class Transform(NamedTuple):
@@ -100,9 +100,9 @@ def chain(*transforms: Transform) -> Transform:
     return Transform(init, apply, norm_bound, name, statistics)
 
 
-def dense_bits(update: PyTree) -> float:
+def dense_bits(update: PyTree) -> Bits:
     """Bits of an update sent as it is: every coordinate in its own dtype."""
-    return 8.0 * num_bytes(update)
+    return Bits.of(8 * num_bytes(update))
 
 
 def with_transform(program: ClientProgram, transform: Transform) -> ClientProgram:
@@ -132,7 +132,7 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
                     f"{transform.name}, which they would escape; use a model without "
                     f"them (group or layer normalisation)."
                 )
-        message = Message(update, jnp.float32(dense_bits(update)))
+        message = Message(update, dense_bits(update))
         sent, kept = transform.apply(message, kept, jax.random.fold_in(turn.key, 1))
         if "failure" not in metrics:
             metrics["failure"] = jnp.where(all_finite((update, inner)), 0, 1)
@@ -142,9 +142,9 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
             metrics["failure"] = jnp.where(early > 0, early, late)
         bits, update = sent.bits, sent.update
         if stats is not None:
-            bits += dense_bits(stats.total)
+            bits = bits + dense_bits(stats.total)
             update = Stateful(update, stats)
-        metrics["uplink_bytes"] = Sum(bits / 8)
+        metrics["uplink_bytes"] = bits.as_bytes()
         return update, (inner, kept), metrics
 
     bound = transform.norm_bound(program.norm_bound)

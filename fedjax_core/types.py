@@ -82,7 +82,7 @@ class ClientProgram(NamedTuple):
       finish: ``(shared, carry, client_state, turn) -> (update, client_state,
         metrics)``. Values of `metrics` are `Mean` or `Sum` (see
         `fedjax_core.metrics`). Two entries are the engine's unless a program makes
-        them: "uplink_bytes", a `Sum`, the size of the update as it is; and "failure",
+        them: "uplink_bytes", `Bytes`, the size of the update as it is; and "failure",
         int32, at which of `fedjax_core.map.STAGES` the update stopped being finite, 0
         if it did not, found by looking at update and client state.
       norm_bound: an upper bound on the L2 norm of any `update`, infinite when nothing

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float
+from fedjax_core.metrics import Bits
 from fedjax_core.transform import Message, Transform, stateless
 from fedjax_core.types import PyTree
 
@@ -73,7 +74,7 @@ def quantise_update(bits: int) -> Transform:
         del key
         size = sum(x.size for x in jax.tree.leaves(message.update))
         sent = quantise(message.update, bits)
-        return Message(sent, jnp.float32(bits * size + 32))
+        return Message(sent, Bits.of(bits * size + 32))
 
     return stateless(apply, name=f"quantise_update({bits})", statistics=True)
 

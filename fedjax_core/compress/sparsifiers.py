@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedjax_core import check
+from fedjax_core.metrics import Bits
 from fedjax_core.transform import Message, Transform
 
 
@@ -56,7 +57,7 @@ def top_k(rate: float, *, residual: bool = True) -> Transform:
             # In float32, so that what the update's dtype rounds off is kept too.
             state = jax.tree.map(lambda v, s: v - s.astype(v.dtype), update, sent)
         bits = k * (32 + (d - 1).bit_length())
-        return Message(sent, jnp.float32(bits)), state
+        return Message(sent, Bits.of(bits)), state
 
     return Transform(
         init,

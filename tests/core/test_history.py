@@ -1,9 +1,11 @@
 """A history holds what rounds reported, by seed, and names who was excluded."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_core.history import History
+from fedjax_core.metrics import Bits
 from fedjax_core.result import Exclusion
 
 
@@ -58,3 +60,16 @@ def test_evaluations_follow_the_rounds():
     np.testing.assert_array_equal(result.evaluated, [2, 4])
     np.testing.assert_array_equal(result.evaluations["accuracy"], [[0.25, 0.75]])
     np.testing.assert_array_equal(result.client_metrics["accuracy"], [[3]])
+
+
+def test_bits_add_up_exactly_over_any_run():
+    # A dense message of 10^9 parameters and a bit, in 100,000 rounds.
+    one = Bits.of(32 * 10**9 + 1).as_bytes()
+    sent = np.broadcast_to(np.asarray(one * jnp.int32([1, 1000])), (100_000, 2))
+    history = History([7, 9], ("a",))
+    history.add_rounds({"uplink_bytes": sent})
+    result = history.result(None)
+    total = 100_000 * (32 * 10**9 + 1)
+    assert result.total_bits("uplink_bytes") == (total, 1000 * total)
+    # A table is text: what is read back is the same number.
+    assert float(repr(sent[0, 1].item())) == sent[0, 1] == 1000 * (32 * 10**9 + 1) / 8

@@ -1,5 +1,6 @@
 """Metrics that are not means, and summaries over clients, against closed forms."""
 
+import random
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from sklearn.metrics import roc_auc_score
 from fedjax_core import metrics
 from fedjax_core.metrics import (
     AUROC,
+    Bits,
+    Bytes,
     CalibrationError,
     MaximumCalibrationError,
     Mean,
@@ -196,3 +199,37 @@ def test_the_how_to_runs(capsys):
     exec("\n".join(code).replace("rounds=20", "rounds=2"), told)
     names = set(told["result"].evaluations)
     assert {"test_served_ece_gini", "test_halved_mce_worst", "test_auroc_0"} <= names
+
+
+HUGE = 32 * 10**9 + 1  # a dense message of 10^9 parameters, and a bit
+
+
+@jax.jit
+def arithmetic(a, b, times):
+    return a + b, a * times, a.minimum(b), b.minimum(a)
+
+
+@pytest.mark.parametrize("kind", [Bits, Bytes])
+def test_bits_are_exact_integers(kind):
+    rng = random.Random(0)
+    sizes = [0, 1, 2**32 - 1, 2**32, HUGE, 2**53 - 1]
+    sizes += [rng.getrandbits(rng.randrange(1, 50)) for _ in range(20)]
+    for a in sizes:
+        b, times = rng.choice(sizes), rng.choice([0, 1, 3, 2**9, 1000])
+        out = arithmetic(*(Bits.of(x) for x in (a, b)), times)
+        whole = np.array([a + b, a * times, min(a, b), min(a, b)], np.uint64)
+        for got, expected in zip(out, whole, strict=True):
+            read = got if kind is Bits else got.as_bytes()
+            assert read == (expected if kind is Bits else expected / 8)
+            assert read.unit * float(read) == float(expected)
+    traced = jax.jit(kind.of)(jnp.int32(2**31 - 1))
+    assert kind.of(2**31 - 1) == traced == 2**31 - 1
+
+
+def test_sums_of_bits_carry():
+    sizes = [2**32 - 1] * 300 + [HUGE, 5]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(Bits.of, sizes))
+    together = jax.jit(lambda m: metrics.total(m)["sent"])({"sent": stacked})
+    assert together == np.uint64(sum(sizes))
+    assert together.as_bytes() < sum(sizes)
+    assert not together.as_bytes() > sum(sizes) / 8
