@@ -6,14 +6,15 @@ sending it costs. It runs where the client finishes, inside the same compiled pr
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from fedjax_core import check
-from fedjax_core.arrays import num_bytes
+from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.map import all_finite
 from fedjax_core.metrics import Bits
 from fedjax_core.types import ClientProgram, Key, PyTree, Stateful
@@ -68,6 +69,42 @@ def stateless(
         name,
         statistics,
     )
+
+
+def of_vectors(
+    compress: Callable[[jax.Array, Key], tuple[jax.Array, Bits]],
+    *,
+    granularity: Literal["global", "per_tensor"] = "global",
+    norm_bound: Callable[[float], float] = lambda bound: float("inf"),
+    name: str = "custom",
+) -> Transform:
+    """A stateless transform of the update as vectors, in float32 or wider.
+
+    Args:
+      compress: ``(v, key) -> (what is sent of it, bits)``, both vectors ``[d]``.
+      granularity: "global" takes all leaves as one vector, "per_tensor" each by itself.
+      norm_bound: as in `Transform`.
+      name: as in `Transform`.
+    """
+    check.one_of(("global", "per_tensor"), granularity=granularity)
+
+    def apply(message, key):
+        vectors = jax.tree.map(wide, message.update)
+        if granularity == "global":
+            flat, unravel = ravel_pytree(vectors)
+            flat, bits = compress(flat, key)
+            sent = unravel(flat)
+        else:
+            leaves, form = jax.tree.flatten(vectors)
+            bits = Bits.of(0)
+            for i, leaf in enumerate(leaves):
+                part, more = compress(leaf.ravel(), jax.random.fold_in(key, i))
+                leaves[i], bits = part.reshape(leaf.shape), bits + more
+            sent = jax.tree.unflatten(form, leaves)
+        sent = jax.tree.map(lambda s, u: s.astype(u.dtype), sent, message.update)
+        return Message(sent, bits)
+
+    return stateless(apply, norm_bound, name, statistics=True)
 
 
 def identity() -> Transform:

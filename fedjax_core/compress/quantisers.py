@@ -1,10 +1,16 @@
-"""Quantised vectors, and how to spread a budget of bits over the steps of a method.
+r"""Dense quantisers, and how to spread a budget of bits over the steps of a method.
+
+A message of d digits in base q takes :math:`\lceil d \log_2 q \rceil` bits, see
+`fedjax_core.compress.coders`.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Exercise 4.6 and Section 4.4.
+  Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from Distributed
+  Data", TU Berlin 2021, table 4.1.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +20,9 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_float
 from fedjax_core.metrics import Bits
-from fedjax_core.transform import Message, Transform, stateless
-from fedjax_core.types import PyTree
+from fedjax_core.reduce import Reduction, total
+from fedjax_core.transform import Message, Transform, flat_norm, of_vectors, stateless
+from fedjax_core.types import PyTree, trained, with_trained
 
 
 def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
@@ -72,11 +79,136 @@ def quantise_update(bits: int) -> Transform:
 
     def apply(message, key):
         del key
-        size = sum(x.size for x in jax.tree.leaves(message.update))
         sent = quantise(message.update, bits)
-        return Message(sent, Bits.of(bits * size + 32))
+        return Message(sent, Bits.of(bits * _size(sent) + 32))
 
     return stateless(apply, name=f"quantise_update({bits})", statistics=True)
+
+
+def digit_bits(d: int, base: int) -> int:
+    r"""Bits of d digits, :math:`\lceil d \log_2 q \rceil`."""
+    return math.ceil(d * math.log2(base))
+
+
+def sign() -> Transform:
+    """Sends the sign of every coordinate, one bit each: signSGD's client.
+
+    A coordinate that is 0, as gradients of units are that no example of a batch
+    reaches, stays 0 and is counted as one bit all the same, as in the paper.
+
+    References:
+      Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
+      ICML 2018.
+    """
+    return of_vectors(lambda v, key: (jnp.sign(v), Bits.of(v.size)), name="sign()")
+
+
+def majority_vote(by: Any = "uniform") -> Reduction:
+    """What most clients send, by sign: -1, 1, or 0 where the votes are equal.
+
+    Running statistics are added up as in `total`.
+
+    Args:
+      by: weights of the votes, as in `total`.
+
+    References:
+      Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault
+      Tolerant", ICLR 2019, Algorithm 1.
+    """
+    votes = total(by)
+
+    def finish(acc, cast):
+        result = votes.finish(acc, cast)
+        return with_trained(result, jax.tree.map(jnp.sign, trained(result)))
+
+    name = votes.name.replace("total", "majority_vote")
+    return votes._replace(finish=finish, name=name)
+
+
+def terngrad() -> Transform:
+    r"""Rounds to 0 and the largest magnitude s at random, without bias.
+
+    :math:`s\,\mathrm{sign}(v_j)` with probability :math:`|v_j| / s`, else 0: ternary
+    digits and one float32.
+
+    References:
+      Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed
+      Deep Learning", NeurIPS 2017, equation 3.
+    """
+
+    def compress(v, key):
+        scale = jnp.abs(v).max()
+        chance = jnp.abs(v) / jnp.where(scale > 0, scale, 1)
+        hit = jax.random.uniform(key, v.shape) < chance
+        bits = Bits.of(digit_bits(v.size, 3) + 32)
+        return scale * jnp.sign(v) * hit, bits
+
+    return of_vectors(compress, name="terngrad()")
+
+
+def qsgd(levels: int) -> Transform:
+    r"""Rounds magnitudes to multiples of the norm over q at random, without bias.
+
+    :math:`\lVert v \rVert_2\,\mathrm{sign}(v_j)\,\xi_j` with :math:`\xi_j` one of the
+    two multiples of 1/q next to :math:`|v_j| / \lVert v \rVert_2`. A sign, a level of
+    :math:`\lceil \log_2 (q + 1) \rceil` bits each, and one float32.
+
+    Args:
+      levels: q >= 1.
+
+    References:
+      Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
+      Encoding", NeurIPS 2017, section 3.1.
+    """
+    check.positive_int(levels=levels)
+
+    def compress(v, key):
+        norm = flat_norm(v)
+        exact = levels * jnp.abs(v) / jnp.where(norm > 0, norm, 1)
+        low = jnp.floor(exact)
+        up = jax.random.uniform(key, v.shape) < exact - low
+        bits = Bits.of(v.size * (1 + levels.bit_length()) + 32)
+        return norm * jnp.sign(v) * (low + up) / levels, bits
+
+    return of_vectors(compress, name=f"qsgd({levels})")
+
+
+def sketch(rate: float, *, quantised: bool = True) -> Transform:
+    r"""Sends a random part of the coordinates, each in one bit: sketched updates.
+
+    A coordinate is kept with probability p and divided by it; then it is rounded at
+    random to the smallest or the largest of those that are kept. Both steps have no
+    bias. The positions follow from a seed of 64 bits; ends take two float32.
+
+    Args:
+      rate: p in (0, 1].
+      quantised: False sends what is kept as float32.
+
+    References:
+      Konečný et al., "Federated Learning: Strategies for Improving Communication
+      Efficiency", 2016, section 3.
+    """
+    check.positive(rate=rate)
+    check.in_range(0.0, 1.0, rate=rate)
+
+    def compress(v, key):
+        which, rounding = jax.random.split(key)
+        there = jax.random.bernoulli(which, rate, v.shape)
+        sent = v / rate
+        if quantised:
+            low = jnp.min(sent, where=there, initial=jnp.inf)
+            high = jnp.max(sent, where=there, initial=-jnp.inf)
+            span = jnp.where(high > low, high - low, 1)
+            up = jax.random.uniform(rounding, v.shape) * span < sent - low
+            sent = jnp.where(up, high, low)
+        bits = Bits.of(there.sum(dtype=jnp.int32)) * (1 if quantised else 32)
+        return jnp.where(there, sent, 0), bits + (128 if quantised else 64)
+
+    return of_vectors(compress, name=f"sketch({rate}, {quantised})")
+
+
+def _size(update: PyTree) -> int:
+    return sum(x.size for x in jax.tree.leaves(update))
 
 
 def bit_plan(

@@ -1,68 +1,193 @@
-"""Compression of a client's update, with the bits that sending it takes."""
+r"""Sparse messages: a few coordinates of an update, with the bits that they take.
+
+Where the values go is sent by one of three accounts of bits:
+
+* "golomb": the exact length of the code in `fedjax_core.compress.golomb`.
+* "index": :math:`\lceil \log_2 d \rceil` bits for each.
+* "seed_table": Golomb's and the surplus bits per value of the tables of Sattler's
+  thesis: two for `sbc`, which needs none for a value, and one for the others.
+
+The messages keep exactly :math:`k = \max(1, \lfloor p\,d \rfloor)` coordinates, those
+of largest magnitude; a tie goes to what comes first. The count of bits is that of k
+values even where some of them are 0. With k = d no positions are sent.
+
+References:
+  Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from Distributed
+  Data", TU Berlin 2021, chapters 3 and 4.
+"""
 
 import math
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from fedjax_core import check
+from fedjax_core.compress import golomb
+from fedjax_core.compress.residual import with_residual
+from fedjax_core.compress.select import largest
 from fedjax_core.metrics import Bits
-from fedjax_core.transform import Message, Transform
+from fedjax_core.transform import Transform, of_vectors
+
+Granularity = Literal["global", "per_tensor"]
+Accounting = Literal["golomb", "index", "seed_table"]
+Sparsify = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
+"""``(v [d], k) -> (positions [k] ascending, values [k])``."""
 
 
-def top_k(rate: float, *, residual: bool = True) -> Transform:
-    r"""Sends the coordinates of largest magnitude, over all leaves together.
+def kept(rate: float, d: int) -> int:
+    """How many of d coordinates a message keeps."""
+    # The factor keeps 0.29 * 100 at 29 where floating point would give 28.
+    return max(1, math.floor(rate * d * (1 + 1e-12)))
 
-    With a residual, what was not sent is added to the client's next update:
 
-    .. math::
+def largest_magnitudes(v: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k coordinates of largest magnitude as they are."""
+    positions = largest(jnp.abs(v), k)
+    return positions, v[positions]
 
-      v = u + r, \qquad u' = \mathrm{top}_k(v), \qquad r \leftarrow v - u' .
 
-    One message is :math:`k (32 + \lceil \log_2 d \rceil)` bits: a float32 value and an
-    index for each of the :math:`k = \max(1, \lceil \mathrm{rate} \cdot d \rceil)`
-    coordinates. A tie goes to the coordinate that comes first. Without a residual the
-    norm can't grow; with one nothing bounds it.
+def ternary(v: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    r"""STC: their signs times their mean magnitude."""
+    positions, values = largest_magnitudes(v, k)
+    return positions, jnp.abs(values).mean() * jnp.sign(values)
+
+
+def binary(v: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    r"""SBC: the k largest or the k smallest coordinates, as their mean.
+
+    Whichever mean has the larger magnitude; a tie is positive.
+    """
+    high, low = largest(v, k), largest(-v, k)
+    up, down = v[high].mean(), -v[low].mean()
+    positions = jnp.where(up >= down, high, low)
+    return positions, jnp.full(k, jnp.where(up >= down, up, -down))
+
+
+def top_k(
+    rate: float,
+    *,
+    residual: bool = True,
+    granularity: Granularity = "global",
+    accounting: Accounting = "index",
+) -> Transform:
+    """Sends the coordinates of largest magnitude, 32 bits each and their positions.
+
+    Without a residual the norm can't grow.
 
     Args:
-      rate: share of coordinates sent, in (0, 1].
-      residual: keep an error-feedback residual, float32, shaped like the update.
+      rate: p, the share of coordinates sent, in (0, 1].
+      residual: keep what was not sent, see `with_residual`.
+      granularity: "global" takes all leaves together, "per_tensor" each by itself.
+      accounting: how positions are counted, see above.
 
     References:
-      Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018,
-      Algorithm 1.
+      Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
+      2017; Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
+    """
+    plain = _sparse(
+        "top_k", largest_magnitudes, rate, granularity, accounting, (32, 0, 1)
+    )
+    plain = plain._replace(norm_bound=lambda bound: bound)
+    return with_residual(plain) if residual else plain
+
+
+def stc(
+    rate: float,
+    *,
+    residual: bool = True,
+    granularity: Granularity = "global",
+    accounting: Accounting = "golomb",
+) -> Transform:
+    r"""Sparse ternary compression: signs of the largest coordinates, and one mean.
+
+    With :math:`\mu` the mean magnitude of the k coordinates that are sent, the error
+    is :math:`\lVert v \rVert^2 - k \mu^2`. Arguments as in `top_k`.
+
+    References:
+      Sattler 2021, Algorithm 6; Sattler et al., "Robust and Communication-Efficient
+      Federated Learning from Non-IID Data", IEEE TNNLS 31, 2020.
+    """
+    plain = _sparse("stc", ternary, rate, granularity, accounting, (1, 32, 1))
+    return with_residual(plain) if residual else plain
+
+
+def sbc(
+    rate: float,
+    *,
+    residual: bool = True,
+    granularity: Granularity = "global",
+    accounting: Accounting = "golomb",
+) -> Transform:
+    """Sparse binary compression: the largest or the smallest coordinates' mean.
+
+    Arguments as in `top_k`; beyond a rate of 1/2 both may cancel, so it is refused.
+
+    References:
+      Sattler 2021, Algorithm 5; Sattler et al., "Sparse Binary Compression", IJCNN
+      2019.
+    """
+    check.in_range(0.0, 0.5, rate=rate)
+    plain = _sparse("sbc", binary, rate, granularity, accounting, (0, 32, 2))
+    return with_residual(plain) if residual else plain
+
+
+def threshold(limit: float, *, residual: bool = True) -> Transform:
+    """Sends what is larger than a limit in magnitude; how much that is varies.
+
+    Bits are the 32 of the number of values, and those of values and Golomb positions,
+    whose parameter follows from that number.
+
+    References:
+      Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
+      Interspeech 2015.
+    """
+    check.positive(limit=limit)
+
+    def compress(v, key):
+        del key
+        there = jnp.abs(v) > limit
+        bits = Bits.of(there.sum(dtype=jnp.int32)) * 32 + golomb.mask_bits(there)
+        return jnp.where(there, v, 0), bits + 32
+
+    name = f"threshold({limit})"
+    plain = of_vectors(compress, norm_bound=lambda bound: bound, name=name)
+    return with_residual(plain) if residual else plain
+
+
+def _sparse(
+    name: str,
+    sparsify: Sparsify,
+    rate: float,
+    granularity: Granularity,
+    accounting: Accounting,
+    sizes: tuple[int, int, int],
+) -> Transform:
+    """A transform that sends k coordinates of a vector.
+
+    `sizes` are bits per value, per vector, and per value in the thesis's tables.
     """
     check.positive(rate=rate)
     check.in_range(0.0, 1.0, rate=rate)
+    check.one_of(("golomb", "index", "seed_table"), accounting=accounting)
+    per_value, once, surplus = sizes
 
-    def init(update):
-        if not residual:
-            return ()
-        return jax.tree.map(lambda u: jnp.zeros(u.shape, jnp.float32), update)
+    def position_bits(positions, d):
+        k = positions.size
+        if k == d:
+            return Bits.of(0)
+        if accounting == "index":
+            return Bits.of(k * (d - 1).bit_length())
+        extra = k * surplus if accounting == "seed_table" else 0
+        return golomb.position_bits(positions, d) + extra
 
-    def apply(message, state, key):
+    def compress(v, key):
         del key
-        update = message.update
-        if residual:
-            update = jax.tree.map(lambda u, r: u.astype(jnp.float32) + r, update, state)
-        flat, unravel = ravel_pytree(update)
-        d = flat.size
-        # The factor keeps 0.07 * 100 at 7 where floating point would give 8.
-        k = max(1, math.ceil(rate * d * (1 - 1e-12)))
-        _, index = jax.lax.top_k(jnp.abs(flat), k)
-        sent = unravel(jnp.zeros_like(flat).at[index].set(flat[index]))
-        sent = jax.tree.map(lambda s, u: s.astype(u.dtype), sent, message.update)
-        if residual:
-            # In float32, so that what the update's dtype rounds off is kept too.
-            state = jax.tree.map(lambda v, s: v - s.astype(v.dtype), update, sent)
-        bits = k * (32 + (d - 1).bit_length())
-        return Message(sent, Bits.of(bits)), state
+        k = kept(rate, v.size)
+        positions, values = sparsify(v, k)
+        bits = position_bits(positions, v.size) + (k * per_value + once)
+        return jnp.zeros_like(v).at[positions].set(values), bits
 
-    return Transform(
-        init,
-        apply,
-        lambda bound: math.inf if residual else bound,
-        f"top_k({rate}, residual={residual})",
-        statistics=True,
-    )
+    name = f"{name}({rate}, {granularity}, {accounting})"
+    return of_vectors(compress, granularity=granularity, name=name)

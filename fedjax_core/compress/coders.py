@@ -1,0 +1,137 @@
+"""Messages as bits on a wire: what the counts of bits in a round stand for.
+
+Codes are texts of zeros and ones, for the host; `to_bytes` packs them.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from fedjax_core import check
+from fedjax_core.compress import golomb
+from fedjax_core.compress.quantisers import digit_bits
+
+Values = Literal["each", "signs", "mean"]
+
+
+def to_bytes(code: str) -> bytes:
+    """The code in bytes, the last one filled with zeros."""
+    return np.packbits(np.frombuffer(code.encode(), np.uint8) - ord("0")).tobytes()
+
+
+def from_bytes(content: bytes, bits: int) -> str:
+    """The code of so many bits that `to_bytes` packed."""
+    if not 0 <= 8 * len(content) - bits < 8:
+        raise ValueError(f"bits must fill {len(content)} bytes, got {bits}.")
+    unpacked = np.unpackbits(np.frombuffer(content, np.uint8), count=bits)
+    return (unpacked + ord("0")).tobytes().decode()
+
+
+def encode_digits(digits: np.ndarray, base: int) -> str:
+    """Digits in 0..base - 1 as one number: ``digit_bits(d, base)`` bits for d digits.
+
+    Signs, ternary and k-nary values, sums of votes; d indices in base d. The time is
+    quadratic in d unless the base is a power of two.
+
+    Raises:
+      ValueError: something that is no digit.
+    """
+    digits = np.asarray(digits)
+    wrong = digits[(digits < 0) | (digits >= base)]
+    if wrong.size:
+        raise ValueError(f"digits must lie in 0..{base - 1}, got {wrong[0]}.")
+    width = digit_bits(1, base)
+    if base == 2**width:
+        return "".join(f"{digit:0{width}b}" for digit in digits.tolist())
+    number = 0
+    for digit in digits.tolist():
+        number = number * base + digit
+    return f"{number:0{digit_bits(digits.size, base)}b}"
+
+
+def decode_digits(code: str, d: int, base: int) -> np.ndarray:
+    """The d digits of a code; raises ValueError if it has another length."""
+    _check_length(code, digit_bits(d, base))
+    digits = np.zeros(d, np.int64)
+    width = digit_bits(1, base)
+    if base == 2**width:
+        starts = range(0, len(code), width)
+        return np.array([int(code[i : i + width], 2) for i in starts], np.int64)
+    number = int(code or "0", 2)
+    for i in range(d - 1, -1, -1):
+        number, digits[i] = divmod(number, base)
+    return digits
+
+
+def encode_floats(values: np.ndarray) -> str:
+    """Float32 values, 32 bits each."""
+    content = np.asarray(values, ">f4").tobytes()
+    return from_bytes(content, 8 * len(content))
+
+
+def decode_floats(code: str) -> np.ndarray:
+    """Float32 values; raises ValueError unless the code is made of whole ones."""
+    _check_length(code, len(code) // 32 * 32)
+    return np.frombuffer(to_bytes(code), ">f4").astype(np.float32)
+
+
+def encode_sparse(v: np.ndarray, k: int, values: Values) -> str:
+    """A sparse message: of `stc` ("signs"), `sbc` ("mean") or `top_k` ("each").
+
+    Where fewer than k values of the vector are not 0, only these are sent.
+
+    Args:
+      v: ``[d]`` float32, the message as the receiver will see it.
+      k: how many values it may have, which decides the parameter of the code.
+      values: what is sent of them besides their positions.
+
+    Raises:
+      ValueError: more than k values, or with a mean others than its multiples by signs.
+    """
+    check.one_of(("each", "signs", "mean"), values=values)
+    v = np.asarray(v, np.float32)
+    positions = np.flatnonzero(v)
+    if len(positions) > k:
+        raise ValueError(f"v must have at most k={k} values, got {len(positions)}.")
+    there, head = v[positions], ""
+    if values == "each":
+        extra = [encode_floats(x) for x in there]
+    else:
+        mean = there[:1] if values == "mean" else np.abs(there[:1])
+        mean = mean if there.size else np.zeros(1, np.float32)
+        same = there if values == "mean" else np.abs(there)
+        if (same != mean).any():
+            raise ValueError(f"v must hold one magnitude, got {np.unique(same)}.")
+        head = encode_floats(mean)
+        extra = [("0" if x > 0 else "1") if values == "signs" else "" for x in there]
+    if k == v.size:
+        if len(positions) < k:
+            raise ValueError("v must have no 0 where positions are not sent.")
+        return head + "".join(extra)
+    b = golomb.parameter(k / v.size)
+    return head + golomb.encode(positions, v.size, b, extra)
+
+
+def decode_sparse(code: str, d: int, k: int, values: Values) -> np.ndarray:
+    """The vector ``[d]`` float32 of a code; raises ValueError where it is none."""
+    size = {"each": 32, "signs": 1, "mean": 0}[values]
+    head = code[: 0 if values == "each" else 32]
+    rest = code[len(head) :]
+    if k == d:
+        _check_length(rest, size * d)
+        positions = np.arange(d)
+        extra = [rest[size * i : size * (i + 1)] for i in range(d)]
+    else:
+        positions, extra = golomb.decode(rest, d, golomb.parameter(k / d), size)
+    v = np.zeros(d, np.float32)
+    if values == "each":
+        v[positions] = decode_floats("".join(extra))
+    else:
+        signs = [-1 if x == "1" else 1 for x in extra]
+        v[positions] = decode_floats(head) * np.array(signs, np.float32)
+    return v
+
+
+def _check_length(code: str, bits: int) -> None:
+    if len(code) != bits:
+        raise ValueError(f"code must have {bits} bits, got {len(code)}.")
