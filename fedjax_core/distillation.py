@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.typing import ArrayLike
 
 from fedjax_core import random, server
 from fedjax_core.arrays import num_bytes, wide
@@ -47,7 +48,7 @@ from fedjax_core.types import (
     trained,
 )
 
-Examples = Mapping[str, jax.Array]
+Examples = Mapping[str, ArrayLike]
 """Inputs of the public set, leaves ``[n, ...]``: what a loss reads besides "y"."""
 
 LogitsFn = Callable[[Params, Batch], jax.Array]
@@ -148,14 +149,14 @@ def predict(
     logits_fn: LogitsFn, params: Params, examples: Examples, batch_size: int = 256
 ) -> jax.Array:
     """Logits of all public examples, ``[n, K]``, batch by batch."""
-    examples = jax.tree.map(jnp.asarray, dict(examples))
-    n = jax.tree.leaves(examples)[0].shape[0]
+    data = jax.tree.map(jnp.asarray, dict(examples))
+    n = jax.tree.leaves(data)[0].shape[0]
     size = min(n, batch_size)
     # The last batch is filled up with the last example.
     rows = jnp.minimum(jnp.arange(-(-n // size) * size), n - 1).reshape(-1, size)
 
     def one(row: jax.Array) -> jax.Array:
-        return logits_fn(params, {name: x[row] for name, x in examples.items()})
+        return logits_fn(params, {name: x[row] for name, x in data.items()})
 
     out = lax.map(one, rows)
     return out.reshape(-1, out.shape[-1])[:n]
@@ -166,7 +167,7 @@ def distil(
     optimizer: optax.GradientTransformation,
     params: Params,
     examples: Examples,
-    labels: jax.Array,
+    labels: ArrayLike,
     key: Key,
     work: LocalWork,
 ) -> tuple[Params, jax.Array]:
@@ -191,8 +192,8 @@ def distil(
     Raises:
       ValueError: no step, for `work` drops short batches and n is below one.
     """
-    examples, labels = jax.tree.map(jnp.asarray, (dict(examples), labels))
-    n, num_classes = labels.shape
+    data = jax.tree.map(jnp.asarray, dict(examples) | {"labels": labels})
+    n, num_classes = data["labels"].shape
     per_epoch, size = work.steps_per_epoch(n), work.batch_size
     if per_epoch < 1:
         raise ValueError(
@@ -212,8 +213,7 @@ def distil(
 
     def step(carry: Carry, now: Any) -> tuple[Carry, None]:
         row, real, key = now
-        batch = {name: x[row] for name, x in examples.items()}
-        batch |= {"labels": labels[row], "example_mask": real}
+        batch = {name: x[row] for name, x in data.items()} | {"example_mask": real}
         return sgd_step(soft, optimizer, carry, batch, key), None
 
     start = Carry(params, optimizer.init(trained(params)), Mean.zero())

@@ -47,7 +47,7 @@ SGD = optax.sgd(0.1)
 
 
 def softmax(params, x):
-    z = np.float64(x) @ np.float64(params["w"]) + np.float64(params["b"])
+    z = x.astype(np.float64) @ params["w"] + params["b"]
     p = np.exp(z - z.max(1, keepdims=True))
     return p / p.sum(1, keepdims=True)
 
