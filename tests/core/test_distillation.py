@@ -1,5 +1,7 @@
 """Soft labels and ensembles against closed forms and a loop over clients."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -41,7 +43,7 @@ from fedjax_core.types import Stateful
 
 RNG = np.random.default_rng(1)
 N_PUBLIC, K = 10, 3
-PUBLIC = {"x": RNG.normal(size=(N_PUBLIC, 3)).astype(np.float32)}
+PUBLIC: dict[str, Any] = {"x": RNG.normal(size=(N_PUBLIC, 3)).astype(np.float32)}
 LABELS = RNG.dirichlet(np.ones(K), N_PUBLIC).astype(np.float32)
 SGD = optax.sgd(0.1)
 
@@ -57,7 +59,7 @@ def soft_gradient(params, labels=LABELS):
     return {"w": PUBLIC["x"].T @ error, "b": error.sum(0)}
 
 
-def batch(labels=LABELS):
+def batch(labels: Any = LABELS):
     return {**PUBLIC, "labels": labels, "example_mask": np.ones(N_PUBLIC, bool)}
 
 
@@ -126,7 +128,8 @@ def test_a_model_in_evaluation_says_its_logits_and_learns_with_statistics():
     params = model.init(KEY)
     assert isinstance(params, Stateful)
     variables = {"params": params.params, **params.stats}
-    expected = jax.nn.log_softmax(module.apply(variables, PUBLIC["x"]))
+    outputs: Any = module.apply(variables, PUBLIC["x"])
+    expected = jax.nn.log_softmax(outputs)
     got = predict(logits_of_model(model), params, PUBLIC, 4)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="logits must be given for a model with runn"):
