@@ -47,14 +47,17 @@ def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
     levels, p = 2**bits - 1, wide(p)
     if p.shape[-1] < 2:
         raise ValueError(f"p must be of at least 2 classes, got shape {p.shape}.")
-    # Rounded once: a product that each use works out anew need not add up.
-    scaled = lax.optimization_barrier(levels * p)
-    # Whole numbers that were rounded to just below themselves count as whole.
-    whole = jnp.floor(scaled + 1e-6)
-    missing = jnp.clip(levels - whole.sum(-1, keepdims=True), 0, p.shape[-1])
-    order = jnp.lexsort((jax.random.uniform(key, p.shape), whole - scaled), axis=-1)
-    rank = jnp.argsort(order, axis=-1)
-    return (whole + (rank < missing)) / levels
+    scaled = levels * p
+    # Numbers that rounding took just below whole ones count as whole.
+    whole = jnp.floor(scaled + (1e-6 + levels * 2.0**-22))
+    at = lax.broadcasted_iota(jnp.int32, p.shape, p.ndim - 1)
+    ties = jax.random.uniform(key, p.shape)
+    # Sorted along, whole numbers are fixed: XLA may round a product that it works out
+    # for each of its uses in another way each time, and sums would not add up.
+    _, _, whole, place = lax.sort((whole - scaled, ties, whole, at), num_keys=2)
+    missing = levels - whole.sum(-1, keepdims=True)
+    whole = whole + (at < missing)
+    return lax.sort((place, whole), num_keys=1)[1] / levels
 
 
 def num_label_vectors(bits: int, num_classes: int) -> int:
