@@ -32,6 +32,7 @@ from fedjax_core import (
 from fedjax_core.distillation import (
     distil,
     ensemble,
+    informative,
     logits_of_loss,
     logits_of_model,
     predict,
@@ -155,6 +156,38 @@ def test_full_batches_are_gradient_descent():
     for name in PARAMS:
         np.testing.assert_allclose(params[name], expected[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
+
+
+def test_the_student_may_be_the_mean_over_its_last_steps():
+    def after(epochs, average=1):
+        work = LocalWork(batch_size=N_PUBLIC, epochs=epochs)
+        how = {"average": average}
+        return distil(softmax_loss, SGD, PARAMS, PUBLIC, LABELS, KEY, work, **how)[0]
+
+    mean = (after(4)["w"] + after(5)["w"]) / 2
+    np.testing.assert_allclose(after(5, average=2)["w"], mean, rtol=1e-5)
+
+
+def test_what_a_model_is_least_sure_of_is_selected():
+    p = RNG.dirichlet(np.ones(K), 40)
+    z, first = jnp.log(p), np.sort(p, 1)[:, ::-1]
+    scores = {
+        "entropy": -(p * np.log(p)).sum(1),
+        "certainty": -first[:, 0],
+        "margin": first[:, 1] - first[:, 0],
+    }
+    for by, score in scores.items():
+        expected = np.argsort(-score, kind="stable")[:7]
+        np.testing.assert_array_equal(informative(z, 7, by, KEY), expected)
+    # Of two classes all rank alike; equals are taken in order.
+    p = np.array([0.9, 0.5, 0.6, 0.5, 0.2])
+    two = jnp.log(np.stack([p, 1 - p], 1))
+    for by in scores:
+        np.testing.assert_array_equal(informative(two, 4, by, KEY), [1, 3, 2, 4])
+    drawn = np.asarray(informative(z, 39, "random", KEY))
+    assert len(set(drawn)) == 39
+    with pytest.raises(ValueError, match=r"n must be in \[1, 40\], got 41"):
+        informative(z, 41, "margin", KEY)
 
 
 def visited(work):
