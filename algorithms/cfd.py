@@ -41,7 +41,7 @@ from fedjax_core.distillation import (
     LogitsFn,
     distil,
     labelling_clients,
-    logits_of_loss,
+    logits_or_loss,
     predict,
     public_inputs,
 )
@@ -81,7 +81,7 @@ class Config:
         are no labels and clients start from :math:`\theta_0`.
     """
 
-    num_public: int
+    num_public: int = 1000
     num_classes: int = 10
     up_bits: int = 1
     down_bits: int = 1
@@ -142,12 +142,12 @@ def make(
     """
     check_parts(
         Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, reduce=reduce, logits=logits,
+        distil_optimizer=distil_optimizer, reduce=reduce,
     )  # fmt: skip
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     distil_opt = distil_optimizer or optax.adam(config.distil_lr)
     reduce = reduce or mean("uniform")
-    logits = logits or logits_of_loss(loss_fn, config.num_classes)
+    logits = logits_or_loss(logits, loss_fn, config.num_classes)
     up, down = (
         identity() if bits == 32 else soft_labels(bits, delta=config.delta)
         for bits in (config.up_bits, config.down_bits)

@@ -36,7 +36,7 @@ from fedjax_core.distillation import (
     distil,
     informative,
     labelling_clients,
-    logits_of_loss,
+    logits_or_loss,
     predict,
     public_inputs,
 )
@@ -67,7 +67,7 @@ class Config:
         are none and clients start from :math:`\theta_0`.
     """
 
-    num_public: int
+    num_public: int = 1000
     num_classes: int = 10
     client_lr: float = 0.1
     distil_lr: float = 1e-3
@@ -116,12 +116,12 @@ def make(
     """
     check_parts(
         Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, reduce=reduce, logits=logits,
+        distil_optimizer=distil_optimizer, reduce=reduce,
     )  # fmt: skip
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     distil_opt = distil_optimizer or optax.adam(config.distil_lr)
     reduce = reduce or mean("uniform")
-    logits = logits or logits_of_loss(loss_fn, config.num_classes)
+    logits = logits_or_loss(logits, loss_fn, config.num_classes)
     client = labelling_clients(loss_fn, client_opt, logits)
     n, label_bytes = config.num_public, 4.0 * config.num_public * config.num_classes
 

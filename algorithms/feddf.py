@@ -29,7 +29,7 @@ from fedjax_core.distillation import (
     LogitsFn,
     distil,
     ensemble,
-    logits_of_loss,
+    logits_or_loss,
     predict,
     public_inputs,
     weighted,
@@ -132,11 +132,11 @@ def make(
     """
     check_parts(
         Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, logits=logits,
+        distil_optimizer=distil_optimizer,
     )  # fmt: skip
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     distil_opt = distil_optimizer or optax.adam(config.distil_lr)
-    taught = teacher(logits or logits_of_loss(loss_fn, config.num_classes))
+    taught = teacher(logits_or_loss(logits, loss_fn, config.num_classes))
     client = with_outputs(local_sgd(loss_fn, client_opt), taught.says)
     reduce = {"update": mean(config.weights), "outputs": taught.reduce}
 

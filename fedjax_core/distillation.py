@@ -147,6 +147,23 @@ def logits_of_model(model: Model) -> LogitsFn:
     return logits
 
 
+def logits_or_loss(
+    logits: LogitsFn | None, loss_fn: LossFn, num_classes: int
+) -> LogitsFn:
+    """`logits`, or where that is None `logits_of_loss`.
+
+    Raises:
+      TypeError: `logits` is no function.
+    """
+    if logits is None:
+        return logits_of_loss(loss_fn, num_classes)
+    if not callable(logits):
+        raise TypeError(
+            f"logits must be a function, as logits_of_model(model) is, got {logits!r}."
+        )
+    return logits
+
+
 def predict(
     logits_fn: LogitsFn, params: Params, examples: Examples, batch_size: int = 256
 ) -> jax.Array:
