@@ -12,6 +12,7 @@ from fedjax_core.types import LocalWork
 _KINDS = {
     "client_optimizer": optax.GradientTransformation,
     "server_optimizer": optax.GradientTransformation,
+    "distil_optimizer": optax.GradientTransformation,
     "transform": Transform,
     "reduce": Reduction,
     "downlink": Transform,
