@@ -127,5 +127,5 @@ def test_one_bit_makes_votes_and_more_bits_levels():
 def test_a_config_names_what_is_wrong(field, value, message):
     with pytest.raises(ValueError, match=message):
         make(**{field: value})
-    with pytest.raises(ValueError, match="public must be one of 5, got 12"):
-        next(rounds(make(num_public=5), COHORTS, public=PUBLIC))
+    with pytest.raises(ValueError, match="data must have 99 public inputs"):
+        next(rounds(make(num_public=99), COHORTS, public=PUBLIC))
