@@ -65,7 +65,7 @@ class Config:
     """Hyper-parameters of FedMD.
 
     Attributes:
-      num_public: n, public inputs, all there are.
+      num_public: n, the first public inputs, which are labelled.
       num_classes: K.
       average: what clients send, "logits" or "probabilities".
       joint: clients learn public labels beside their own data, a batch of each in every
@@ -194,10 +194,10 @@ def make(
         return State(params, labels, repeat_rows(params, num_clients))
 
     def round(state, cohort, key):
-        public, labels = public_inputs(cohort), state.labels
-        check.one_of((config.num_public,), public=len(public["x"]))
+        public, n = public_inputs(cohort, config.num_public), config.num_public
+        public, labels = {name: x[:n] for name, x in public.items()}, state.labels
         if config.pretrain:
-            own = jax.nn.one_hot(cohort.public["y"], config.num_classes)
+            own = jax.nn.one_hot(cohort.public["y"][:n], config.num_classes)
             labels = jnp.where(cohort.round == 0, own, labels)
         results = map_clients(
             client,

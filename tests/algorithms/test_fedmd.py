@@ -93,5 +93,5 @@ def test_joint_steps_see_a_batch_of_each():
 def test_a_config_names_what_is_wrong():
     with pytest.raises(ValueError, match="average must be one of 'logits', 'probab"):
         make(average="votes")
-    with pytest.raises(ValueError, match="public must be one of 5, got 12"):
-        next(rounds(make(num_public=5), COHORTS, public=PUBLIC))
+    with pytest.raises(ValueError, match="data must have 99 public inputs"):
+        next(rounds(make(num_public=99), COHORTS, public=PUBLIC))

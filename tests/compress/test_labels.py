@@ -165,7 +165,7 @@ def test_vectors_are_coded_against_vectors():
     code, number = soft_labels(3, delta=True), math.log2(num_label_vectors(3, 4))
     state = code.init(p)
     message, state = code.apply(Message(p, jnp.float32(0)), state, KEY)
-    assert message.bits == pytest.approx(60 * number, rel=1e-6)
+    assert message.bits == math.ceil(60 * number)
     assert state.dtype == jnp.int8
     np.testing.assert_allclose(state / 7, message.update, atol=1e-6)
     other = np.concatenate([message.update[:45], np.roll(message.update[45:], 1, 1)])
@@ -173,7 +173,7 @@ def test_vectors_are_coded_against_vectors():
     assert 0 < changed <= 0.25
     message, _ = code.apply(Message(other, jnp.float32(0)), state, KEY)
     coin = -changed * math.log2(changed) - (1 - changed) * math.log2(1 - changed)
-    assert message.bits == pytest.approx(60 * (coin + changed * number), rel=1e-5)
+    assert message.bits == math.ceil(60 * (coin + changed * number))
 
 
 @pytest.mark.parametrize(("n", "classes"), [(3000, 10), (400, 2), (7, 3)])
