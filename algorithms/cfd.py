@@ -47,7 +47,7 @@ from fedjax_core.distillation import (
 )
 from fedjax_core.local import init_bytes
 from fedjax_core.map import map_clients
-from fedjax_core.metrics import Sum
+from fedjax_core.metrics import Bits
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean, select
 from fedjax_core.transform import (
@@ -117,11 +117,11 @@ def receiving(program: ClientProgram, down: Transform, charge: bool) -> ClientPr
 
     def finish(received, carry, row, turn):
         update, _, metrics = program.finish(received, carry, (), turn)
-        message = Message(received[2], jnp.float32(dense_bits(received[2])))
+        message = Message(received[2], dense_bits(received[2]))
         sent, new = down.apply(message, row, random.stream(turn.key, "downlink"))
         first = turn.round == 0
-        bits = jnp.where(first, message.bits if charge else 0, sent.bits)
-        metrics["received_bytes"] = Sum(bits / 8)
+        bits = select(first, message.bits * int(charge), sent.bits)
+        metrics["received_bytes"] = bits.as_bytes()
         return update, select(first, row, new), metrics
 
     return program._replace(finish=finish)
@@ -178,7 +178,7 @@ def make(
         if dual:
             params, metrics["distil_loss"] = learn(params, labels, "server")
             labels = jax.nn.softmax(predict(logits, params, public))
-        message = Message(labels.astype(jnp.float32), jnp.float32(0))
+        message = Message(labels.astype(jnp.float32), Bits.of(0))
         # As against nothing: what is sent is the same, however it is coded.
         sent, _ = down.apply(message, down.init(nothing), random.stream(key, "down"))
         start = state.params if config.start == "previous" else state.initial

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_core import check, random, server
@@ -37,6 +36,7 @@ from fedjax_core.distillation import (
 )
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean, total
 from fedjax_core.types import (
@@ -161,7 +161,7 @@ def make(
             config.public_work,
             average=average,
         )
-        sent = jnp.float32(num_bytes(state.params)) * cohort.client_mask.sum()
+        sent = Bytes.of(num_bytes(state.params)) * cohort.client_mask.sum()
         metrics = {"distil_loss": loss, "downlink_bytes": sent}
         return State(params), results.metrics | metrics
 

@@ -47,6 +47,7 @@ from fedjax_core.distillation import (
 )
 from fedjax_core.local import batch_loss, init_bytes, local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import (
@@ -210,8 +211,8 @@ def make(
         labels = results.update.astype(jnp.float32)
         if config.average == "logits":
             labels = jax.nn.softmax(labels)
-        received = jnp.where(cohort.round > 0, jnp.float32(num_bytes(labels)), 0)
-        metrics = {"downlink_bytes": received * cohort.client_mask.sum()}
+        received = jnp.where(cohort.round > 0, cohort.client_mask.sum(), 0)
+        metrics = {"downlink_bytes": Bytes.of(num_bytes(labels)) * received}
         new = State(state.params, labels, results.client_state)
         return new, results.metrics | metrics
 

@@ -34,7 +34,7 @@ from fedjax_core import check, random, server
 from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.local import Carry, local_sgd, sgd_step
 from fedjax_core.map import all_finite
-from fedjax_core.metrics import Mean, Sum, value
+from fedjax_core.metrics import Bytes, Mean, value
 from fedjax_core.models.model import Model
 from fedjax_core.types import (
     Batch,
@@ -372,7 +372,7 @@ def with_outputs(
         if alone:
             metrics.pop("uplink_bytes", None)
             return said, kept, metrics
-        metrics.setdefault("uplink_bytes", Sum(jnp.float32(num_bytes(update))))
+        metrics.setdefault("uplink_bytes", Bytes.of(num_bytes(update)))
         return {"update": update, "outputs": said}, kept, metrics
 
     # Outputs are bounded by nothing.

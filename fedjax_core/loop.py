@@ -28,7 +28,6 @@ def loop(
     Returns:
       The last state and the metrics, leaves ``[capacity, ...]``: zeros from `count` on.
     """
-
     # Its shapes are asked for and it is run, but traced once.
     step = jax.jit(step, inline=True)
 

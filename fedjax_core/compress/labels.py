@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import wide
+from fedjax_core.metrics import Bits
 from fedjax_core.transform import Message, Transform
 from fedjax_core.types import Key
 
@@ -130,7 +131,7 @@ def soft_labels(bits: int, *, delta: bool = False) -> Transform:
         kept = labels.astype(previous.dtype) if delta else ()
         sent = sent.astype(message.update.dtype)
         # A message has whole bits, but for what sums of logarithms are rounded.
-        return Message(sent, jnp.ceil(jnp.float32(n * each - 1e-3))), kept
+        return Message(sent, Bits.of(jnp.ceil(n * each - 1e-3))), kept
 
     name = f"soft_labels({bits}{', delta' if delta else ''})"
     return Transform(init, apply, lambda bound: float("inf"), name)

@@ -20,6 +20,7 @@ from fedjax_core.compress.labels import (
     quantise_probabilities,
     soft_labels,
 )
+from fedjax_core.metrics import Bits
 from fedjax_core.transform import Message
 
 KEY = jax.random.key(0)
@@ -147,31 +148,33 @@ def test_messages_of_the_tables():
         for delta in (False, True):
             code = soft_labels(1, delta=delta)
             state = code.init(jnp.asarray(even))
-            message, state = code.apply(Message(even, jnp.float32(0)), state, KEY)
-            assert message.bits / MB == pytest.approx(raw, rel=1e-5), "the first is raw"
+            message, state = code.apply(Message(even, Bits.of(0)), state, KEY)
+            assert float(message.bits) / MB == pytest.approx(raw, rel=1e-5), (
+                "the first is raw"
+            )
         assert n * math.log2(classes + 1) / MB == pytest.approx(coded, rel=1e-5)
         # One symbol in K + 1 stays.
         stays = np.arange(n) % (classes + 1) == 0
         message, _ = code.apply(
-            Message(even, jnp.float32(0)),
+            Message(even, Bits.of(0)),
             jnp.where(stays, state, state % classes + 1).astype(jnp.int8),
             KEY,
         )
-        assert message.bits / MB == pytest.approx(coded, rel=1e-4)
+        assert float(message.bits) / MB == pytest.approx(coded, rel=1e-4)
 
 
 def test_vectors_are_coded_against_vectors():
     p = RNG.dirichlet(np.ones(4), 60).astype(np.float32)
     code, number = soft_labels(3, delta=True), math.log2(num_label_vectors(3, 4))
     state = code.init(p)
-    message, state = code.apply(Message(p, jnp.float32(0)), state, KEY)
+    message, state = code.apply(Message(p, Bits.of(0)), state, KEY)
     assert message.bits == math.ceil(60 * number)
     assert state.dtype == jnp.int8
     np.testing.assert_allclose(state / 7, message.update, atol=1e-6)
     other = np.concatenate([message.update[:45], np.roll(message.update[45:], 1, 1)])
     changed = (np.asarray(message.update) != other).any(1).mean()
     assert 0 < changed <= 0.25
-    message, _ = code.apply(Message(other, jnp.float32(0)), state, KEY)
+    message, _ = code.apply(Message(other, Bits.of(0)), state, KEY)
     coin = -changed * math.log2(changed) - (1 - changed) * math.log2(1 - changed)
     assert message.bits == math.ceil(60 * (coin + changed * number))
 
