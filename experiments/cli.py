@@ -29,6 +29,8 @@ EXPERIMENTS = {
     "personalization": "personal models on digits, two kinds a client: all methods",
     "server_optimizers": "FedAvg, M, Adam, Yogi, Adagrad, each with its rates chosen",
     "slide_demos": "FedGD by a server, FedAvg, FedGD without a clock: Jung's slides",
+    "sbc_ratios": "sparse binary compression: ratios, delay against sparsity",
+    "stc_tables": "STC, FedAvg and signSGD: accuracy against bits, up and down",
     "stragglers": "slow devices: waiting, dropping, buffering, on virtual time",
     "shakespeare": "a character LSTM on the roles of Shakespeare's plays",
 }

@@ -57,3 +57,14 @@ def test_run_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clipped = outcome.row("clipped at 0.1", "alpha 0.1")
     assert again.timed_rounds == 0
     assert again.series("test_accuracy")[1][:, -1].tolist() == clipped.values.tolist()
+
+
+def test_compress_updates(capsys: pytest.CaptureFixture) -> None:
+    names = run_guide("compress-updates.md")
+    assert "sbc(0.01, per_tensor, golomb)" in capsys.readouterr().out
+    (up,), (down,) = (
+        names["both"].total_bits(f"{way}link_bytes") for way in ("up", "down")
+    )
+    assert 0 < up < 4 * 4 * 32 * 1510 / 40  # a share of 1 / 20 at 14 bits or less
+    assert 0 < down < 4 * 4 * 32 * 1510 / 40
+    assert names["result"].total("downlink_bytes") > 0

@@ -1,6 +1,6 @@
 """The k largest of d numbers, exactly k, without sorting all of them.
 
-What is fastest depends on the share k / d, see `benchmarks/compression.py`: a partial
+What is fastest depends on the share k / d, see `benchmarks/compressed.py`: a partial
 sort, a partial sort of what the largest maxima of blocks leave, or a search for the
 k-th largest number digit by digit of its bits, which costs the same for every k.
 """

@@ -48,6 +48,8 @@ from fedjax_core.algorithms import (
     pfedme,
     qfedavg,
     scaffold,
+    signsgd,
+    stc,
 )
 from fedjax_core.metrics import Bits
 from fedjax_core.plan import Capacity, Draft
@@ -96,6 +98,12 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "feddyn": lambda loss: feddyn.make(feddyn.Config(work=WORK), loss),
     "mimelite, Adam": lambda loss: mimelite.make(
         mimelite.Config(client_lr=0.02, beta2=0.9, tau=0.1, work=WORK), loss
+    ),
+    "stc, momentum": lambda loss: stc.make(
+        stc.Config(momentum=0.9, rate_up=0.3, rate_down=0.3, work=WORK), loss
+    ),
+    "signsgd": lambda loss: signsgd.make(
+        signsgd.Config(step_size=0.01, work=WORK), loss
     ),
     "qfedavg": lambda loss: qfedavg.make(qfedavg.Config(q=2.0, work=WORK), loss),
     "fd": lambda loss: fd.make(
@@ -196,7 +204,7 @@ def test_rounds_move_the_model_and_stay_finite(runner, expected):
     for before, *after in zip(*map(jax.tree.leaves, [PARAMS, *models]), strict=True):
         assert max(np.abs(before - x).max() for x in after) > 1e-3
     # Some methods have nothing to send down in the first round.
-    assert (metrics[-1]["downlink_bytes"] > 0) == sends
+    assert all(m["downlink_bytes"] > 0 for m in metrics[1:]) == sends
     for m in metrics:
         assert m["valid_clients"] == 4
         assert m["excluded_clients"] == 0
