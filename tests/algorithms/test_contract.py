@@ -25,6 +25,7 @@ from fedjax_core import (
 )
 from fedjax_core.algorithms import (
     apfl,
+    cfl,
     ditto,
     fedavg,
     fedbuff,
@@ -90,6 +91,9 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
         mimelite.Config(client_lr=0.02, beta2=0.9, tau=0.1, work=WORK), loss
     ),
     "qfedavg": lambda loss: qfedavg.make(qfedavg.Config(q=2.0, work=WORK), loss),
+    "cfl, top-k": lambda loss: cfl.make(
+        cfl.Config(max_clusters=3, work=WORK), loss, transform=top_k(0.3)
+    ),
     "local only": lambda loss: local_only.make(local_only.Config(work=WORK), loss),
 }
 
