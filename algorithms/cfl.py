@@ -23,7 +23,7 @@ their cluster as "cluster" and that of its parent as "parent", to fall back on w
 split hurts.
 
 The robust mode removes the smaller part of a cut from training instead, for good. The
-root is then the only cluster, and an update that is not finite is like nobody's.
+root is then the only cluster. Who sends what is not finite is removed as well.
 
 References:
   Sattler, Müller and Samek, "Clustered Federated Learning: Model-Agnostic Distributed
@@ -162,18 +162,17 @@ def make(
             each=Mine(jnp.maximum(leaf, 0), cohort.client_id),
         )
         update, arrived = results.update, results.valid
-        if config.robust:
-            arrived |= cohort.client_mask & (leaf >= 0)
-        weights = cohort.num_examples if config.weights == "examples" else 1
-        weights = jnp.where(results.valid, weights, 0)
-
+        weights = cohort.num_examples
+        if config.weights == "uniform":
+            weights = jnp.ones_like(weights)
         cluster = jnp.where(arrived, leaf, -1)
         seen = inspect(trained(update), cluster, weights, nodes)
-        whole = complete(state.tree, arrived, cohort)
+        broken = cohort.client_mask & (leaf >= 0) & ~arrived & config.robust
+        whole = complete(state.tree, arrived | broken, cohort)
         seen = seen._replace(cross=jnp.where(whole, seen.cross, jnp.inf))
         ready = worth_splitting(seen, config.eps1, config.eps2, config.gamma_max)
         if config.robust:
-            tree, split = prune(state.tree, ready, seen.part, arrived, cohort)
+            tree, split = prune(state.tree, ready, seen.part, broken, cohort)
         else:
             tree, split = divide(state.tree, ready, seen.part, cohort)
 

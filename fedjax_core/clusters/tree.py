@@ -108,7 +108,7 @@ def divide(
 
 
 def prune(
-    tree: Tree, ready: jax.Array, part: jax.Array, arrived: jax.Array, cohort: Cohort
+    tree: Tree, ready: jax.Array, part: jax.Array, broken: jax.Array, cohort: Cohort
 ) -> tuple[Tree, jax.Array]:
     """Removes the smaller part of leaves, of equal ones the second.
 
@@ -116,16 +116,17 @@ def prune(
       tree: the tree.
       ready: ``[V]`` bool, from which leaves.
       part: ``[C]`` bool, who is in the second part.
-      arrived: ``[C]`` bool, who is counted in the sizes of the parts.
+      broken: ``[C]`` bool, who is in no part and removed as well.
       cohort: of the round.
 
     Returns:
       The tree and `ready`.
     """
     leaf = tree.leaf(cohort.client_id)
-    second = 2 * by_cluster(part & arrived, leaf, tree.num_nodes)
-    second = second > by_cluster(arrived, leaf, tree.num_nodes)  # is the larger one
-    goes = arrived & ready[leaf] & (part != second[leaf])
+    counted = cohort.client_mask & (leaf >= 0) & ~broken
+    second = 2 * by_cluster(part & counted, leaf, tree.num_nodes)
+    second = second > by_cluster(counted, leaf, tree.num_nodes)  # is the larger one
+    goes = broken | counted & ready[leaf] & (part != second[leaf])
     at = jnp.where(goes, cohort.client_id, len(tree.label))
     return tree._replace(
         removed=tree.removed.at[at].set(cohort.round, mode="drop")
@@ -177,9 +178,9 @@ def assign(
             each=Mine(node, cohort.client_id),
         )  # fmt: skip
         S, side = similarity(trained(results.update)), below_second(node)
-        beside = known & results.valid & (node[:, None] == node[None, :])
+        beside = (known & results.valid)[None] & (node[:, None] == node[None])
         first, second = (
-            jnp.where(beside & (side == b)[None, :], S, -2).max(1) for b in (0, 1)
+            jnp.where(beside & (side == b)[None], S, -2).max(1) for b in (0, 1)
         )
         goes = jnp.where(known, side, first <= second)
         return jnp.where(child[node] > 0, child[node] + goes, node), results.valid
