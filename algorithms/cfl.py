@@ -41,6 +41,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_core import check, server
+from fedjax_core.algorithms.fedavg import Program
 from fedjax_core.arrays import along_rows, num_bytes, repeat_rows
 from fedjax_core.clusters.bipartition import separation
 from fedjax_core.clusters.criteria import inspect, worth_splitting
@@ -120,6 +121,7 @@ def make(
     config: Config,
     loss_fn: LossFn,
     *,
+    program: Program = local_sgd,
     secret: SharedMap | None = None,
     transform: Transform | None = None,
 ) -> Algorithm:
@@ -134,13 +136,14 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      program: what a client does instead of plain local steps, its update a delta.
       secret: an orthonormal map that hides the model's coordinates from the server.
       transform: applied to every update before it is sent.
     """
     check_parts(Config, config, loss_fn, transform=transform)
     secret, transform = secret or no_map(), transform or identity()
     optimizer, nodes = optax.sgd(config.client_lr), 2 * config.max_clusters - 1
-    local = in_cluster(local_sgd(loss_fn, optimizer), secret)
+    local = in_cluster(program(loss_fn, optimizer), secret)
     client = with_transform(remembering(local), transform)
 
     def init(params, num_clients):

@@ -141,7 +141,9 @@ def test_the_server_learns_as_much_from_hidden_coordinates(plain, cohorts, make)
 
 
 def test_a_full_tree_refuses_splits_and_says_so(cohorts):
-    config = dataclasses.replace(CONFIG, eps1=0.15, max_clusters=2, weights="uniform")
+    config = dataclasses.replace(
+        CONFIG, eps1=0.15, gamma_max=0.5, max_clusters=2, weights="uniform"
+    )
     full = Compiled(config)
     kept = full(cohorts)
     state, metrics = kept[-1]
@@ -149,8 +151,8 @@ def test_a_full_tree_refuses_splits_and_says_so(cohorts):
     assert [int(m["refused_splits"]) for _, m in kept][-2:] == [1, 1]
     np.testing.assert_array_equal(state.tree.label[jnp.array([1, 2, 5, 6, 7])], 2)
     # Clusters go on as before, here by means in which clients count alike.
-    early, late = kept[3][0], kept[-1][0]
-    for _, members, model in learn(START, EVERYONE, orders_of(cohorts[:4]), 0, config):
+    early, late = kept[2][0], kept[-1][0]
+    for _, members, model in learn(START, EVERYONE, orders_of(cohorts[:3]), 0, config):
         got = own(full.algorithm, early, members[0])["cluster"]
         chex.assert_trees_all_close(got, model, rtol=1e-4, atol=1e-5)
     assert np.abs(early.models["w"][2] - late.models["w"][2]).max() > 1e-3
