@@ -11,6 +11,7 @@ from fedjax_core.clusters.lloyd import lloyd as lloyd
 from fedjax_core.clusters.members import Mine as Mine
 from fedjax_core.clusters.members import cluster_means as cluster_means
 from fedjax_core.clusters.members import in_cluster as in_cluster
+from fedjax_core.clusters.members import lookup as lookup
 from fedjax_core.clusters.members import remembering as remembering
 from fedjax_core.clusters.secret import SharedMap as SharedMap
 from fedjax_core.clusters.secret import no_map as no_map

@@ -11,7 +11,7 @@ from fedjax_core.types import Key, PyTree
 
 def lloyd(
     updates: PyTree,
-    present: jax.Array,
+    client_id: jax.Array,
     num_clusters: int,
     key: Key,
     *,
@@ -27,7 +27,8 @@ def lloyd(
 
     Args:
       updates: leaves ``[M, ...]``.
-      present: ``[M]`` bool, who is clustered; others get -1.
+      client_id: ``[M]`` ints; -1 for who is not clustered, and gets -1. Clusters are
+        numbered by their first clients, whatever the order of rows.
       num_clusters: K >= 1.
       key: of the starts.
       restarts: starts.
@@ -40,6 +41,7 @@ def lloyd(
     check.positive_int(
         num_clusters=num_clusters, restarts=restarts, iterations=iterations
     )
+    present = client_id >= 0
     G, there = _gram(updates, present), present.astype(float)
     own = jnp.diagonal(G)
 
@@ -63,7 +65,8 @@ def lloyd(
             logits = jnp.where(present & (nearest > 0), jnp.log(nearest), -jnp.inf)
             fallback = jnp.where(present, 0.0, -jnp.inf)  # all are at a centre
             logits = jnp.where(jnp.isfinite(logits).any(), logits, fallback)
-            i = jax.random.categorical(jax.random.fold_in(key, k), logits)
+            keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), k))
+            i = (logits + jax.vmap(jax.random.gumbel)(keys(client_id))).argmax()
             share = share.at[k].set(jax.nn.one_hot(i, len(own), dtype=share.dtype))
             away = own - 2 * G[i] + own[i]
             return share, jnp.minimum(nearest, jnp.maximum(away, 0))
@@ -73,7 +76,10 @@ def lloyd(
         return assigned(lax.fori_loop(0, iterations, step, share))
 
     found, cost = lax.map(start, jax.random.split(key, restarts))
-    return jnp.where(present, found[cost.argmin()], -1).astype(jnp.int32)
+    found = found[cost.argmin()]
+    ids = jnp.where(present, client_id, jnp.iinfo(client_id.dtype).max)
+    number = jax.ops.segment_min(ids, found, num_clusters).argsort().argsort()
+    return jnp.where(present, number[found], -1).astype(jnp.int32)
 
 
 def _gram(updates: PyTree, present: jax.Array) -> jax.Array:

@@ -71,6 +71,12 @@ def remembering(program: ClientProgram) -> ClientProgram:
     return ClientProgram(init, program.step, finish)
 
 
+def lookup(table: jax.Array, client_id: jax.Array) -> jax.Array:
+    """Entries ``[C]`` of a table ``[N]`` by client, -1 for padding and past its end."""
+    at = jnp.where(client_id < 0, len(table), client_id)
+    return table.at[at].get(mode="fill", fill_value=-1)
+
+
 def cluster_means(
     updates: PyTree, cluster: jax.Array, weights: jax.Array, num_clusters: int
 ) -> PyTree:

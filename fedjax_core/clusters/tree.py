@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_core.clusters.criteria import by_cluster
-from fedjax_core.clusters.members import Mine
+from fedjax_core.clusters.members import Mine, lookup
 from fedjax_core.clusters.similarity import similarity
 from fedjax_core.map import map_clients
 from fedjax_core.reduce import stack
@@ -45,9 +45,7 @@ class Tree(NamedTuple):
 
     def leaf(self, client_id: jax.Array) -> jax.Array:
         """The leaves of clients; -1 for padding and who was removed or is not known."""
-        at = jnp.where(client_id < 0, len(self.label), client_id)
-        label = jnp.where(self.removed < 0, self.label, -1)
-        return label.at[at].get(mode="fill", fill_value=-1)
+        return lookup(jnp.where(self.removed < 0, self.label, -1), client_id)
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root to `node`, from general to specific."""

@@ -40,6 +40,7 @@ from fedjax_core.algorithms import (
     lg_fedavg,
     local_only,
     mimelite,
+    one_shot_clustering,
     pfedme,
     qfedavg,
     scaffold,
@@ -93,6 +94,9 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "qfedavg": lambda loss: qfedavg.make(qfedavg.Config(q=2.0, work=WORK), loss),
     "cfl, top-k": lambda loss: cfl.make(
         cfl.Config(max_clusters=3, work=WORK), loss, transform=top_k(0.3)
+    ),
+    "one_shot_clustering": lambda loss: one_shot_clustering.make(
+        one_shot_clustering.Config(num_clusters=2, work=WORK), loss
     ),
     "local only": lambda loss: local_only.make(local_only.Config(work=WORK), loss),
 }
