@@ -22,16 +22,19 @@ from tests.algorithms.clustered_clients import (
     TRUTH,
     WORK,
     N,
+    flat,
     learn,
     orders_of,
     plans,
 )
-from tests.reference import softmax_loss
+from tests.reference import softmax_gradient, softmax_loss
 
 from fedjax_core import Execution, FederatedData, Full, Packed, models, simulate
 from fedjax_core.algorithms import cfl, fedavg
 from fedjax_core.clusters import assign, in_cluster, no_map, permutation, reflection
 from fedjax_core.local import local_sgd
+from fedjax_core.map import map_clients
+from fedjax_core.reduce import stack
 
 CONFIG = cfl.Config(
     client_lr=LR, eps1=0.1, eps2=0.3, gamma_max=0.7, max_clusters=4, work=WORK
@@ -177,6 +180,30 @@ def test_only_whole_clusters_are_cut(cohorts):
     chex.assert_trees_all_equal(
         own(method.algorithm, state, 8)["cluster"], state.params
     )
+
+
+def test_updates_are_gradients_to_first_order(cohorts):
+    # || u + rate * n_b * mean gradient || / || u ||, of n_b steps, is O(rate).
+    orders, rng = orders_of(cohorts)[0], np.random.default_rng(1)
+    params = {k: rng.normal(size=p.shape).astype(np.float32) for k, p in PARAMS.items()}
+    x, y = EXAMPLES["x"].astype(np.float64), EXAMPLES["y"]
+
+    @jax.jit
+    def updates(rate):
+        program = local_sgd(softmax_loss, optax.sgd(rate))
+        return map_clients(program, params, cohorts[0], KEY, reduce=stack()).update
+
+    off = []
+    for rate in (0.1, 0.01):
+        got = updates(rate)
+        for i in EVERYONE:
+            gradients = [softmax_gradient(params, x[b], y[b])[1] for b in orders[i]]
+            u = np.concatenate([got["b"][i].ravel(), got["w"][i].ravel()])
+            g = sum(flat(gradient) for gradient in gradients)
+            off.append(np.linalg.norm(u + rate * g) / np.linalg.norm(u))
+    first, second = np.array(off).reshape(2, -1)
+    assert (first < 0.2).all()
+    np.testing.assert_allclose(second / first, 0.1, rtol=0.2)
 
 
 def test_clients_that_agree_are_not_cut():

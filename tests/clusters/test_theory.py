@@ -87,8 +87,8 @@ def test_balanced_vectors_can_be_cut_and_the_fan_no_better():
 def separate(gradients, truth):
     """Gap, intra and cross of M clients, whatever M, and if the cut is correct."""
     M, trials = len(truth), len(gradients)
-    x = np.zeros((trials, MOST, gradients.shape[2]), np.float32)
-    x[:, :M] = gradients
+    x = np.zeros((trials, MOST, 100), np.float32)
+    x[:, :M, : gradients.shape[2]] = gradients
     cluster = np.r_[np.zeros(M, int), np.full(MOST - M, -1)]
     padded = np.r_[truth, np.full(MOST - M, -1)]
     seen, part = _separate(x, padded, cluster)
@@ -158,6 +158,22 @@ def test_noise_of_random_gradients_is_tolerated_as_printed():
             if share is not None:
                 slack = 0.03 + 3.5 * np.sqrt(share * (1 - share) / 200)
                 assert abs(got.mean() - share) <= slack, (K, gamma, got.mean())
+
+
+def test_gradients_of_two_distributions_are_opposite_where_the_mean_is_stationary():
+    # Quadratic risks (w - a)' A (w - a) / 2 of 3 clients with 10 examples each, and of
+    # 4 with 45: their gradients balance, so lengths are as 180 to 30.
+    rng = np.random.default_rng(2)
+    A = np.einsum("kij,klj->kil", *(rng.normal(size=(2, 5, 8)),) * 2)
+    a, truth = rng.normal(size=(2, 5)), np.repeat([0, 1], [3, 4])
+    share = np.array([3 * 10, 4 * 45])
+    M = np.tensordot(share, A, 1)
+    w = np.linalg.solve(M, np.einsum("k,kij,kj->i", share, A, a))
+    g = np.einsum("kij,kj->ki", A, w - a)
+    np.testing.assert_allclose(share[0] * g[0], -share[1] * g[1], atol=1e-9)
+    intra, cross, gap, correct = separate(g[truth][None], truth)
+    np.testing.assert_allclose([intra[0], cross[0], gap[0]], [1, -1, 2], atol=1e-5)
+    assert correct[0]
 
 
 def test_the_threshold_of_a_split():
