@@ -12,6 +12,8 @@ Figures of splits, removals, gaps and norms come with a summary that says what h
 """
 
 import dataclasses
+import functools
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +34,10 @@ _PRINTED = {  # table 6.2, percent: byzantine, noisy, label-flip, clean
     "mnist": {"FL": (9.8, 96.9, 91.3, 97.5), "CFL": (93.19, 97.4, 97.4, 97.4)},
     "cifar10": {"FL": (10.0, 70.4, 40.1, 76.0), "CFL": (61.7, 74.6, 74.7, 75.3)},
 }
+_SPLITS = {
+    "label swap": partition.label_swap,
+    "label permutation": partition.label_permutation,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,13 +49,15 @@ class Experiment:
       path: folder of the files.
       hidden: width of the model's hidden layer. Random updates can only be told from
         others where the model has more than 2 ln(M) / 0.02^2 parameters.
+      splits: of "clusters", "label swap" and "label permutation" or one of them.
       num_clients: clients of "clusters" and "gap".
       num_clusters: their clusters.
       points: examples of a client there.
       eps1: a cluster is cut where its mean update is shorter,
       eps2: and a member's at least as long.
       rounds: of "clusters".
-      all_clients: clients of "adversaries", 30 % of which are some.
+      kinds: what adversaries do, of `datasets.adversaries.KINDS`.
+      all_clients: clients of "adversaries"; 30 % are some.
       few_points: examples of a client there.
       attack_rounds: rounds there.
       gap_points: examples of a client in the settings of "gap", ascending.
@@ -63,12 +71,14 @@ class Experiment:
     data: Literal["digits", "mnist", "cifar10"] = "mnist"
     path: Path = Path("data/mnist_by_writer")
     hidden: int = 32
+    splits: tuple[str, ...] = ("label swap", "label permutation")
     num_clients: int = 20
     num_clusters: int = 4
     points: int = 100
     eps1: float = 0.15
     eps2: float = 0.3
     rounds: int = 80
+    kinds: tuple[str, ...] = KINDS
     all_clients: int = 100
     few_points: int = 100
     attack_rounds: int = 40
@@ -87,6 +97,8 @@ class Experiment:
             gap_rounds=self.gap_rounds, pair_rounds=self.pair_rounds,
         )  # fmt: skip
         check_each(check.positive_int, gap_points=self.gap_points)
+        check_each(functools.partial(check.one_of, KINDS), kinds=self.kinds)
+        check_each(functools.partial(check.one_of, _SPLITS), splits=self.splits)
         check.in_range(1, self.num_clients, num_clusters=self.num_clusters)
         check.in_range(10, np.inf, all_clients=self.all_clients)
         if list(self.gap_points) != sorted(set(self.gap_points)):
@@ -97,8 +109,9 @@ _SMALL = Experiment(data="digits", points=60, gap_points=(10, 30, 60), few_point
 PRESETS = {
     "default": Experiment(),
     "smoke": dataclasses.replace(
-        _SMALL, num_seeds=2, rounds=30, hidden=8, all_clients=20, few_points=60,
-        attack_rounds=4, gap_points=(10, 60), gap_rounds=4, pair_rounds=6,
+        _SMALL, num_seeds=2, rounds=4, eps1=1.0, eps2=0.0, hidden=8, all_clients=20,
+        few_points=60, attack_rounds=4, gap_points=(10, 60), gap_rounds=4,
+        pair_rounds=6, splits=("label permutation",), kinds=("label-flip",),
     ),
     "digits": dataclasses.replace(_SMALL, hidden=400),
     "paper": Experiment(
@@ -172,11 +185,8 @@ def clusters_study(experiment: Experiment) -> study.Study:
     }
     pool = some(load(e), e.num_clients * e.points)
     settings = {}
-    for name, split in (
-        ("label swap", partition.label_swap),
-        ("label permutation", partition.label_permutation),
-    ):
-        data = known(split(pool, e.num_clients, e.num_clusters))
+    for name in e.splits:
+        data = known(_SPLITS[name](pool, e.num_clients, e.num_clusters))
         settings[name] = _setting(e, data, e.rounds, max(1, e.rounds // 20))
     claims = [("CFL", "FedAvg", s) for s in settings]
     claims += [("CFL", "local only", s) for s in settings]
@@ -214,7 +224,7 @@ def adversaries_study(experiment: Experiment) -> study.Study:
     data = partition.iid(pool, e.all_clients)
     bad = np.arange(e.all_clients) < round(0.3 * e.all_clients)
     settings = {}
-    for kind in KINDS:
+    for kind in e.kinds:
         attacked = adversaries(data, bad, kind)
         settings[kind] = _setting(
             e, attacked, e.attack_rounds, max(1, e.attack_rounds // 10)
@@ -224,13 +234,14 @@ def adversaries_study(experiment: Experiment) -> study.Study:
         (method, kind): value / 100
         for method, row in _PRINTED.get(e.data, {}).items()
         for kind, value in zip(names, row, strict=True)
+        if kind in e.kinds
     }
     return study.Study(
         methods=methods,
         settings=settings,
         seeds=range(e.num_seeds),
         printed=printed,
-        claims=[("CFL", "FL", kind) for kind in names[:3]],
+        claims=[("CFL", "FL", kind) for kind in names[:3] if kind in e.kinds],
     )
 
 
@@ -311,8 +322,9 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
             (f"gap of {n} points a client", "> 0 from about 20 on (MNIST)",
              spread(gap[:, -1]), f"> 0 since round {', '.join(map(str, open_since))}")
         )  # fmt: skip
-    for k, (few, many) in enumerate(zip(gaps, gaps[1:], strict=False)):
-        pair = f"{experiment.gap_points[k + 1]} > {experiment.gap_points[k]} points"
+    by_points = zip(experiment.gap_points, gaps, strict=True)
+    for (n, few), (m, many) in itertools.pairwise(by_points):
+        pair = f"{m} > {n} points"
         d = many[:, -1] - few[:, -1]
         rows.append((f"gap, {pair}", "grows", spread(d), tested(d)))
     mean, largest = (
@@ -339,7 +351,7 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
             (f"{setting}: clusters", experiment.num_clusters, spread(found), "")
         )
         rows.append((f"{setting}: gap of final clusters", "< 0", spread(last), ""))
-    for kind in KINDS:
+    for kind in experiment.kinds:
         removed = train(outcomes["adversaries"], "CFL", kind, "removed_clients")
         until = [np.flatnonzero(r)[-1] + 1 if r.any() else 0 for r in removed]
         times = [np.count_nonzero(r) for r in removed]
@@ -362,14 +374,14 @@ def limits(experiment: Experiment) -> list[str]:
     ]
     if e.num_seeds < 5:
         said.append(f"{e.num_seeds} seeds decide no ordering.")
-    size = 65 if e.data == "digits" else 785 if e.data == "mnist" else 3073
-    parameters = size * e.hidden + 11 * e.hidden - e.hidden + 10
+    features = {"digits": 64, "mnist": 784, "cifar10": 3072}[e.data]
+    parameters = (features + 1) * e.hidden + (e.hidden + 1) * 10
     needed = 2 * np.log(e.all_clients) / 0.02**2
     if parameters < needed:
         said.append(
             f"{parameters:,} parameters are fewer than the {needed:,.0f} from which "
-            f"random updates of {e.all_clients} clients are told from others: byzantine "
-            f"clients stay."
+            f"random updates of {e.all_clients} clients are told from others: "
+            f"byzantine clients stay."
         )
     if e.attack_rounds < 200:
         said.append("Benign clients that split off after round 170 can't be seen.")
@@ -382,23 +394,22 @@ def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
     jump, removal, gap, norms = axes.ravel()
 
     def line(at, values, color, label):
-        middle, std = np.nanmean(values, 0), np.nanstd(values, 0)
+        mean, std = values.mean(0), values.std(0)  # NaN where nothing was to be cut
         x = np.arange(1, values.shape[1] + 1)
-        band(at, x, middle, middle - std, middle + std, color, label)
+        band(at, x, mean, mean - std, mean + std, color, label)
 
-    outcome = outcomes["clusters"]
+    outcome, setting = outcomes["clusters"], experiment.splits[-1]
     for k, method in enumerate(outcome.study.methods):
-        row = outcome.row(method, "label permutation")
+        row = outcome.row(method, setting)
         assert row.result is not None
         rounds, values = row.result.series(row.metric)
-        std = values.std(0)
-        band(jump, rounds, values.mean(0), values.mean(0) - std, values.mean(0) + std,
-             f"C{k}", method)  # fmt: skip
-    splits = train(outcome, "CFL", "label permutation", "splits")
+        mean, std = values.mean(0), values.std(0)
+        band(jump, rounds, mean, mean - std, mean + std, f"C{k}", method)
+    splits = train(outcome, "CFL", setting, "splits")
     for t in np.flatnonzero(splits[0]):
         jump.axvline(t + 1, color="grey", linewidth=0.8, linestyle=":")
-    jump.set(title="label permutation; splits of seed 0 dotted", ylabel="accuracy")
-    for k, kind in enumerate(KINDS):
+    jump.set(title=f"{setting}; splits of the first seed dotted", ylabel="accuracy")
+    for k, kind in enumerate(experiment.kinds):
         cross = train(outcomes["adversaries"], "CFL", kind, "alpha_cross")
         line(removal, cross, f"C{k}", kind)
     removal.axhline(0.02, color="grey", linestyle=":")
