@@ -21,6 +21,7 @@ EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
     "book_exercises": "exercises of Jung's book, the right numbers beside ours",
     "cfd_tables": "federated distillation in few bits: Sattler's tables (needs files)",
+    "cfl_clusters": "clustered learning: label swaps, adversaries, when not to split",
     "fmi_weather": "tomorrow's weather at 200 stations: alone, over a network, as one",
     "gtvmin_demo": "clustered regression on a network: alone, by GTVMin, by oracle",
     "heart_disease": "four hospitals: alone, together and pooled (needs files)",

@@ -27,13 +27,15 @@ BELOW = {
     "privacy": {"ground", "engine"},
     "robust": {"ground", "engine"},
     "attacks": {"ground", "engine", "privacy"},
+    "clusters": {"ground", "engine"},
     "networks": {"ground", "engine", "privacy", "robust", "attacks"},
     "networks.theory": {"ground", "networks"},
     "algorithms": {"ground", "engine", "data", "compress", "robust", "privacy"}
-    | {"attacks", "networks", "networks.theory"},
+    | {"attacks", "clusters", "networks", "networks.theory"},
     "datasets": {"ground", "engine", "data", "models", "networks", "networks.theory"},
     "experiments": {"ground", "engine", "data", "models", "compress", "robust"}
-    | {"privacy", "attacks", "networks", "networks.theory", "algorithms", "datasets"},
+    | {"privacy", "attacks", "clusters", "networks", "networks.theory", "algorithms"}
+    | {"datasets"},
 }
 
 

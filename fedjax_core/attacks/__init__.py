@@ -15,11 +15,13 @@ from fedjax_core.attacks.inversion import invert_gradients as invert_gradients
 from fedjax_core.attacks.inversion import nearest as nearest
 from fedjax_core.attacks.messages import Attack as Attack
 from fedjax_core.attacks.messages import add_noise as add_noise
+from fedjax_core.attacks.messages import by_mark as by_mark
 from fedjax_core.attacks.messages import choose as choose
 from fedjax_core.attacks.messages import growing as growing
 from fedjax_core.attacks.messages import high_loss as high_loss
 from fedjax_core.attacks.messages import nudge as nudge
 from fedjax_core.attacks.messages import poison as poison
 from fedjax_core.attacks.messages import poisoned as poisoned
+from fedjax_core.attacks.messages import random_update as random_update
 from fedjax_core.attacks.messages import scale as scale
 from fedjax_core.attacks.messages import smallest_attack as smallest_attack

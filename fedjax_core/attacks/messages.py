@@ -4,7 +4,8 @@ An attack ``attack(message, key) -> message`` is made of operations on entries, 
 it acts alike on one client's update, on the messages of all nodes ``[n, ...]`` and on
 those of all directed edges ``[2E, ...]``. `poison` applies one to chosen rows,
 `networks.attacks.poison_channel` inside a round on a network, and `poisoned` to the
-updates of a fraction of the clients of any server method. Data poisoning is in `data`.
+updates of a fraction of the clients of any server method, `by_mark` to those of clients
+that the data name. Data poisoning is in `data`.
 
 Arrays of other shapes and arguments out of the ranges given raise ValueError.
 
@@ -26,7 +27,7 @@ from fedjax_core.privacy.mechanisms import add_gaussian
 from fedjax_core.random import stream
 from fedjax_core.reduce import select
 from fedjax_core.transform import Message, Transform
-from fedjax_core.types import Key, PyTree
+from fedjax_core.types import ClientProgram, Key, PyTree, trained, with_trained
 
 Attack = Callable[[PyTree, Any], PyTree]
 """``(message, key) -> message``; the key may be None for one that draws nothing."""
@@ -47,6 +48,16 @@ def add_noise(sigma: jax.Array | float) -> Attack:
     """Adds independent normal noise of standard deviation `sigma` to every entry."""
     check.positive(sigma=sigma)
     return lambda message, key: add_gaussian(key, message, sigma)
+
+
+def random_update(sigma: jax.Array | float = 1.0) -> Attack:
+    """Sends normal noise of standard deviation `sigma` instead of the truth.
+
+    The Byzantine clients of Sattler, "Concepts for Efficient, Adaptive and Robust Deep
+    Learning from Distributed Data", TU Berlin 2021, section 6.7.
+    """
+    noise = add_noise(sigma)
+    return lambda message, key: noise(jax.tree.map(jnp.zeros_like, message), key)
 
 
 def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
@@ -136,6 +147,36 @@ def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
         norm_bound=lambda bound: float("inf"),
         name=f"poisoned({fraction})",
     )
+
+
+def by_mark(
+    program: ClientProgram, attack: Attack, mark: str = "attacker"
+) -> ClientProgram:
+    """Makes attackers of the clients whose examples are marked.
+
+    They do as the others until they send what `attack` makes of their update; running
+    statistics beside it stay. Nothing bounds the norm of that.
+
+    Args:
+      program: what an honest client does.
+      attack: see the module.
+      mark: name of an array of the examples, bool, True in all of an attacker's.
+    """
+
+    def init(shared, client_state, turn):
+        return program.init(shared, client_state, turn), jnp.bool_(False)
+
+    def step(shared, carry, batch, turn):
+        return program.step(shared, carry[0], batch, turn), batch[mark][0]
+
+    def finish(shared, carry, client_state, turn):
+        update, kept, metrics = program.finish(shared, carry[0], client_state, turn)
+        metrics.pop("failure", None)  # of the honest update
+        bad = attack(trained(update), stream(turn.key, "attack"))
+        sent = select(carry[1], bad, trained(update))
+        return with_trained(update, sent), kept, metrics
+
+    return ClientProgram(init, step, finish)
 
 
 def choose(key: Key, num: int, fraction: float) -> jax.Array:

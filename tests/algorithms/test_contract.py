@@ -26,6 +26,7 @@ from fedjax_core import (
 from fedjax_core.algorithms import (
     apfl,
     cfd,
+    cfl,
     ditto,
     fd,
     fedavg,
@@ -45,6 +46,7 @@ from fedjax_core.algorithms import (
     lg_fedavg,
     local_only,
     mimelite,
+    one_shot_clustering,
     pfedme,
     qfedavg,
     scaffold,
@@ -117,6 +119,12 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedmd": lambda loss: fedmd.make(fedmd.Config(num_public=9, **TEACH), loss),
     "label_logits": lambda loss: label_logits.make(
         label_logits.Config(num_classes=3, gamma=0.5, work=WORK), loss
+    ),
+    "cfl, top-k": lambda loss: cfl.make(
+        cfl.Config(max_clusters=3, work=WORK), loss, transform=top_k(0.3)
+    ),
+    "one_shot_clustering": lambda loss: one_shot_clustering.make(
+        one_shot_clustering.Config(num_clusters=2, work=WORK), loss
     ),
     "local only": lambda loss: local_only.make(local_only.Config(work=WORK), loss),
 }

@@ -14,6 +14,7 @@ from fedjax_core import (
     Packed,
     map_clients,
     plan_round,
+    stack,
     with_transform,
 )
 from fedjax_core.algorithms import fedavg
@@ -23,12 +24,14 @@ from fedjax_core.attacks.data import (
 )
 from fedjax_core.attacks.messages import (
     add_noise,
+    by_mark,
     choose,
     growing,
     high_loss,
     nudge,
     poison,
     poisoned,
+    random_update,
     scale,
     smallest_attack,
 )
@@ -246,3 +249,24 @@ def test_attackers_among_the_clients_of_a_server():
         np.r_[out.update["a"], out.update["b"]], expected, rtol=1e-5
     )
     np.testing.assert_array_equal(out.client_state[1], roles)
+
+
+def test_clients_with_marked_examples_attack():
+    x = np.random.default_rng(15).normal(size=(12, 2)).astype(np.float32)
+    bad = np.isin(np.arange(6), [1, 4])
+    train = Packed({"x": x, "attacker": np.repeat(bad, 2)}, np.arange(0, 13, 2))
+    cohort = plan_round(range(6), train, LocalWork(batch_size=2), seed=0, round=0)
+    program = by_mark(send_first_rows(), random_update(2.0))
+
+    def sent(program):
+        return map_clients(program, (), cohort, KEY, reduce=stack()).update
+
+    honest, got = jax.jit(lambda: (sent(send_first_rows()), sent(program)))()
+    for name in honest:
+        same = (honest[name] == got[name]).reshape(6, -1).all(1)
+        np.testing.assert_array_equal(same, ~bad)
+    message = {"a": jnp.full(40_000, 7.0), "b": jnp.ones(3)}
+    noise = random_update(2.0)(message, KEY)
+    # Of 40,000 draws both are off by more with probability below 1e-5.
+    assert abs(noise["a"].mean()) < 0.05
+    assert abs(noise["a"].std() - 2) < 0.04

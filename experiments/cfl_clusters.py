@@ -1,0 +1,459 @@
+"""Clustered federated learning: who disagrees, who does harm, and when not to split.
+
+Four studies after Sattler's thesis, chapter 6, each with a page of its own:
+
+- "clusters": clients that swap two labels, or permute all, by cluster;
+- "adversaries": 30 % of the clients flip labels, have noise on their inputs or send
+  random updates (table 6.2);
+- "gap": how far clusters are apart, against examples a client and rounds (figure 6.6);
+- "pairs": two clients that agree, or do not (figure 6.7).
+
+Figures of splits, removals, gaps and norms come with a summary that says what held.
+"""
+
+import dataclasses
+import functools
+import itertools
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+
+from fedjax_core import Full, LocalWork, check, models, study, study_report
+from fedjax_core.algorithms import cfl, fedavg, local_only, one_shot_clustering
+from fedjax_core.attacks import by_mark, random_update
+from fedjax_core.data.packed import Dataset, FederatedData
+from fedjax_core.datasets import cifar, digits, mnist, partition
+from fedjax_core.datasets.adversaries import KINDS, adversaries
+from fedjax_core.experiments.report import band, check_each, panels, save, tabulate
+from fedjax_core.local import local_sgd
+from fedjax_core.robust.rules import trimmed_mean
+
+_PRINTED = {  # table 6.2, percent: byzantine, noisy, label-flip, clean
+    "mnist": {"FL": (9.8, 96.9, 91.3, 97.5), "CFL": (93.19, 97.4, 97.4, 97.4)},
+    "cifar10": {"FL": (10.0, 70.4, 40.1, 76.0), "CFL": (61.7, 74.6, 74.7, 75.3)},
+}
+_SPLITS = {
+    "label swap": partition.label_swap,
+    "label permutation": partition.label_permutation,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      data: "digits" of scikit-learn, or "mnist" or "cifar10" from files.
+      path: folder of the files.
+      hidden: width of the model's hidden layer. Random updates can only be told from
+        others where the model has more than 2 ln(M) / 0.02^2 parameters.
+      splits: of "clusters", "label swap" and "label permutation" or one of them.
+      num_clients: clients of "clusters" and "gap".
+      num_clusters: their clusters.
+      points: examples of a client there.
+      eps1: a cluster is cut where its mean update is shorter,
+      eps2: and a member's at least as long.
+      rounds: of "clusters".
+      kinds: what adversaries do, of `datasets.adversaries.KINDS`.
+      all_clients: clients of "adversaries"; 30 % are some.
+      few_points: examples of a client there.
+      attack_rounds: rounds there.
+      gap_points: examples of a client in the settings of "gap", ascending.
+      gap_rounds: rounds there.
+      pair_rounds: rounds of "pairs".
+      client_lr: step size of all.
+      num_seeds: runs of every cell. Fewer than five decide no ordering.
+      out: directory of the studies; they go on with what is there.
+    """
+
+    data: Literal["digits", "mnist", "cifar10"] = "mnist"
+    path: Path = Path("data/mnist_by_writer")
+    hidden: int = 32
+    splits: tuple[str, ...] = ("label swap", "label permutation")
+    num_clients: int = 20
+    num_clusters: int = 4
+    points: int = 100
+    eps1: float = 0.15
+    eps2: float = 0.3
+    rounds: int = 80
+    kinds: tuple[str, ...] = KINDS
+    all_clients: int = 100
+    few_points: int = 100
+    attack_rounds: int = 40
+    gap_points: tuple[int, ...] = (10, 20, 50, 100, 200)
+    gap_rounds: int = 50
+    pair_rounds: int = 200
+    client_lr: float = 0.1
+    num_seeds: int = 5
+    out: Path = Path("runs/cfl_clusters")
+
+    def __post_init__(self):
+        check.one_of(("digits", "mnist", "cifar10"), data=self.data)
+        check.positive_int(
+            rounds=self.rounds, num_seeds=self.num_seeds, points=self.points,
+            few_points=self.few_points, attack_rounds=self.attack_rounds,
+            gap_rounds=self.gap_rounds, pair_rounds=self.pair_rounds,
+        )  # fmt: skip
+        check_each(check.positive_int, gap_points=self.gap_points)
+        check_each(functools.partial(check.one_of, KINDS), kinds=self.kinds)
+        check_each(functools.partial(check.one_of, _SPLITS), splits=self.splits)
+        check.in_range(1, self.num_clients, num_clusters=self.num_clusters)
+        check.in_range(10, np.inf, all_clients=self.all_clients)
+        if list(self.gap_points) != sorted(set(self.gap_points)):
+            raise ValueError(f"gap_points must ascend, got {self.gap_points}.")
+
+
+_SMALL = Experiment(data="digits", points=60, gap_points=(10, 30, 60), few_points=14)
+PRESETS = {
+    "default": Experiment(),
+    "smoke": dataclasses.replace(
+        _SMALL, num_seeds=2, rounds=4, eps1=1.0, eps2=0.0, hidden=8, all_clients=20,
+        few_points=60, attack_rounds=4, gap_points=(10, 60), gap_rounds=4,
+        pair_rounds=6, splits=("label permutation",), kinds=("label-flip",),
+    ),
+    "digits": dataclasses.replace(_SMALL, hidden=400),
+    "paper": Experiment(
+        hidden=200, rounds=200, few_points=600, attack_rounds=200, pair_rounds=1000
+    ),
+}  # fmt: skip
+
+
+def load(experiment: Experiment) -> Dataset:
+    """The pooled data, inputs as vectors."""
+    if experiment.data == "digits":
+        return digits.load()
+    read = mnist.load if experiment.data == "mnist" else cifar.load_cifar10
+    whole = read(experiment.path)
+    splits = ({"x": s["x"].reshape(len(s["y"]), -1), "y": s["y"]} for s in whole[:2])
+    return Dataset(*splits)
+
+
+def some(dataset: Dataset, size: int) -> Dataset:
+    """`size` random train examples and all test examples."""
+    rows = np.random.default_rng(0).permutation(len(dataset.train["y"]))[:size]
+    return dataset._replace(train={k: v[rows] for k, v in dataset.train.items()})
+
+
+def known(clustered: partition.Clustered) -> FederatedData:
+    """Clients with a server that knows their clusters, to measure gaps."""
+    public = {"cluster": clustered.cluster.astype(np.int32)}
+    return dataclasses.replace(clustered.data, public=public)
+
+
+def config_of(experiment: Experiment, **changes: Any) -> cfl.Config:
+    """The method's config, as in the thesis: 3 epochs of batches of 100."""
+    config = cfl.Config(
+        client_lr=experiment.client_lr,
+        eps1=experiment.eps1,
+        eps2=experiment.eps2,
+        work=LocalWork(batch_size=100, epochs=3),
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def _setting(
+    experiment: Experiment, data: FederatedData, rounds: int, eval_every: int
+) -> study.Setting:
+    features = data.train.examples["x"].shape[1]
+    return study.Setting(
+        data=data,
+        model=models.mlp(features, 10, hidden=(experiment.hidden,)),
+        rounds=rounds,
+        options={"participation": Full(), "eval_every": min(eval_every, rounds)},
+    )
+
+
+def clusters_study(experiment: Experiment) -> study.Study:
+    """Label swap and permutation: one model for all, per cluster, per client."""
+    e, config = experiment, config_of(experiment)
+    common: dict[str, Any] = {"client_lr": e.client_lr, "work": config.work}
+    methods = {
+        "FedAvg": study.Method(make=fedavg.make, config=fedavg.Config(**common)),
+        "CFL": study.Method(make=cfl.make, config=config, metric="cluster_accuracy"),
+        "one-shot k-means": study.Method(
+            make=one_shot_clustering.make,
+            config=one_shot_clustering.Config(num_clusters=e.num_clusters, **common),
+            metric="cluster_accuracy",
+        ),
+        "local only": study.Method(
+            make=local_only.make,
+            config=local_only.Config(**common),
+            metric="local_accuracy",
+        ),
+    }
+    pool = some(load(e), e.num_clients * e.points)
+    settings = {}
+    for name in e.splits:
+        data = known(_SPLITS[name](pool, e.num_clients, e.num_clusters))
+        settings[name] = _setting(e, data, e.rounds, max(1, e.rounds // 20))
+    claims = [("CFL", "FedAvg", s) for s in settings]
+    claims += [("CFL", "local only", s) for s in settings]
+    return study.Study(
+        methods=methods, settings=settings, seeds=range(e.num_seeds), claims=claims
+    )
+
+
+def _make_fedavg(config, loss_fn, reduce=None):
+    return fedavg.make(config, loss_fn, program=_attackers, reduce=reduce)
+
+
+def _make_cfl(config, loss_fn):
+    return cfl.make(config, loss_fn, program=_attackers)
+
+
+def _make_trimmed(config, loss_fn):
+    return _make_fedavg(config, loss_fn, trimmed_mean(0.3))
+
+
+def _attackers(loss_fn, optimizer):
+    return by_mark(local_sgd(loss_fn, optimizer), random_update())
+
+
+def adversaries_study(experiment: Experiment) -> study.Study:
+    """Table 6.2: 30 % adversaries of three kinds, and none."""
+    e, config = experiment, config_of(experiment, eps1=None, eps2=0.0, robust=True)
+    average = fedavg.Config(client_lr=e.client_lr, work=config.work)
+    methods = {
+        "FL": study.Method(make=_make_fedavg, config=average),
+        "CFL": study.Method(make=_make_cfl, config=config),
+        "trimmed mean": study.Method(make=_make_trimmed, config=average),
+    }
+    pool = some(load(e), e.all_clients * e.few_points)
+    data = partition.iid(pool, e.all_clients)
+    bad = np.arange(e.all_clients) < round(0.3 * e.all_clients)
+    settings = {}
+    for kind in e.kinds:
+        attacked = adversaries(data, bad, kind)
+        settings[kind] = _setting(
+            e, attacked, e.attack_rounds, max(1, e.attack_rounds // 10)
+        )
+    names = ("byzantine", "noisy", "label-flip", "clean")
+    printed = {
+        (method, kind): value / 100
+        for method, row in _PRINTED.get(e.data, {}).items()
+        for kind, value in zip(names, row, strict=True)
+        if kind in e.kinds
+    }
+    return study.Study(
+        methods=methods,
+        settings=settings,
+        seeds=range(e.num_seeds),
+        printed=printed,
+        claims=[("CFL", "FL", kind) for kind in names[:3] if kind in e.kinds],
+    )
+
+
+def gap_study(experiment: Experiment) -> study.Study:
+    """Label swap among clients of few to many examples; nothing is cut."""
+    e, dataset = experiment, load(experiment)
+    settings = {}
+    for points in e.gap_points:
+        pool = some(dataset, e.num_clients * points)
+        data = known(partition.label_swap(pool, e.num_clients, e.num_clusters))
+        settings[f"{points} points"] = _setting(e, data, e.gap_rounds, e.gap_rounds)
+    return _uncut(experiment, settings)
+
+
+def pairs_study(experiment: Experiment) -> study.Study:
+    """Two clients with other digits each, or with other names for them."""
+    e = experiment
+    pool = some(load(e), 4 * e.points)
+    permuted = partition.label_permutation(pool, 2, 2).data
+    halves = [pool.train["y"] < 5, pool.train["y"] >= 5]
+    tests = [pool.test["y"] < 5, pool.test["y"] >= 5]
+    alike = FederatedData.from_lists(
+        [{k: v[rows] for k, v in pool.train.items()} for rows in halves],
+        [{k: v[rows] for k, v in pool.test.items()} for rows in tests],
+    )
+    settings = {
+        name: _setting(e, data, e.pair_rounds, e.pair_rounds)
+        for name, data in (("congruent", alike), ("incongruent", permuted))
+    }
+    return _uncut(experiment, settings)
+
+
+def _uncut(experiment: Experiment, settings: dict[str, study.Setting]) -> study.Study:
+    config = config_of(experiment, eps2=1e6, max_clusters=1)
+    method = study.Method(make=cfl.make, config=config)
+    return study.Study(
+        methods={"one cluster": method},
+        settings=settings,
+        seeds=range(experiment.num_seeds),
+    )
+
+
+STUDIES = {
+    "clusters": clusters_study,
+    "adversaries": adversaries_study,
+    "gap": gap_study,
+    "pairs": pairs_study,
+}
+
+
+def train(outcome: study.Outcome, method: str, setting: str, metric: str) -> np.ndarray:
+    """What a cell's rounds have measured, ``[S, rounds]``."""
+    result = outcome.row(method, setting).result
+    assert result is not None, outcome.row(method, setting).error
+    return result.train[metric].astype(float)
+
+
+def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list[Any]:
+    """Rows (what, printed, ours, verdict) beyond the tables of the studies."""
+    rows, level = [], 0.05
+
+    def spread(values):
+        return f"{np.mean(values):.3g} ± {np.std(values, ddof=1):.2g}"
+
+    def tested(differences):
+        if study_report.sign_flip(differences) <= level:
+            return "held"
+        opposite = study_report.sign_flip(-np.asarray(differences)) <= level
+        return "not held" if opposite else "undecided"
+
+    gaps = [
+        train(outcomes["gap"], "one cluster", f"{n} points", "gap")
+        for n in experiment.gap_points
+    ]
+    for n, gap in zip(experiment.gap_points, gaps, strict=True):
+        open_since = [np.argmax(g > 0) + 1 if (g > 0).any() else "never" for g in gap]
+        rows.append(
+            (f"gap of {n} points a client", "> 0 from about 20 on (MNIST)",
+             spread(gap[:, -1]), f"> 0 since round {', '.join(map(str, open_since))}")
+        )  # fmt: skip
+    by_points = zip(experiment.gap_points, gaps, strict=True)
+    for (n, few), (m, many) in itertools.pairwise(by_points):
+        pair = f"{m} > {n} points"
+        d = many[:, -1] - few[:, -1]
+        rows.append((f"gap, {pair}", "grows", spread(d), tested(d)))
+    mean, largest = (
+        {
+            s: train(outcomes["pairs"], "one cluster", s, f"{m}_update_norm")
+            for s in ("congruent", "incongruent")
+        }
+        for m in ("mean", "max")
+    )
+    for s in mean:
+        for name, norms in (("mean", mean[s]), ("max", largest[s])):
+            falls = name == "mean" or s == "congruent"
+            share = norms[:, -1] / norms[:, 0]
+            rows.append(
+                (f"{s} pair, {name} norm at end / start", "to 0" if falls else "stays",
+                 spread(share), "")
+            )  # fmt: skip
+    d = largest["incongruent"][:, -1] - largest["congruent"][:, -1]
+    rows.append(("max norm, incongruent > congruent", "yes", spread(d), tested(d)))
+    for setting in outcomes["clusters"].study.settings:
+        found = train(outcomes["clusters"], "CFL", setting, "clusters")[:, -1]
+        last = train(outcomes["clusters"], "CFL", setting, "gap")[:, -1]
+        rows.append(
+            (f"{setting}: clusters", experiment.num_clusters, spread(found), "")
+        )
+        rows.append((f"{setting}: gap of final clusters", "< 0", spread(last), ""))
+    for kind in experiment.kinds:
+        removed = train(outcomes["adversaries"], "CFL", kind, "removed_clients")
+        until = [np.flatnonzero(r)[-1] + 1 if r.any() else 0 for r in removed]
+        times = [np.count_nonzero(r) for r in removed]
+        paper = {"clean": "0", "byzantine": "30 by round 34, several cuts"}
+        rows.append(
+            (f"{kind}: clients removed", paper.get(kind, "30 at once"),
+             spread(removed.sum(1)), f"by round {max(until)}, in {max(times)} cuts")
+        )  # fmt: skip
+    return rows
+
+
+def limits(experiment: Experiment) -> list[str]:
+    """What the setting can't show."""
+    e = experiment
+    said = [
+        f"Data: {e.data}, {e.points} points a client and a perceptron with {e.hidden} "
+        f"hidden units; the thesis has MNIST, Fashion-MNIST and CIFAR-10 whole, and "
+        f"convolutional networks. Compare orderings, not levels.",
+        "Every client is tested on its share of the test data, relabelled as its own.",
+    ]
+    if e.num_seeds < 5:
+        said.append(f"{e.num_seeds} seeds decide no ordering.")
+    features = {"digits": 64, "mnist": 784, "cifar10": 3072}[e.data]
+    parameters = (features + 1) * e.hidden + (e.hidden + 1) * 10
+    needed = 2 * np.log(e.all_clients) / 0.02**2
+    if parameters < needed:
+        said.append(
+            f"{parameters:,} parameters are fewer than the {needed:,.0f} from which "
+            f"random updates of {e.all_clients} clients are told from others: "
+            f"byzantine clients stay."
+        )
+    if e.attack_rounds < 200:
+        said.append("Benign clients that split off after round 170 can't be seen.")
+    return said
+
+
+def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
+    """Figures 6.6, 6.7, 6.8 and 6.10 as panels, means and deviations over seeds."""
+    figure, axes = panels(11, 7.5, 2, 2)
+    jump, removal, gap, norms = axes.ravel()
+
+    def line(at, values, color, label):
+        mean, std = values.mean(0), values.std(0)  # NaN where nothing was to be cut
+        x = np.arange(1, values.shape[1] + 1)
+        band(at, x, mean, mean - std, mean + std, color, label)
+
+    outcome, setting = outcomes["clusters"], experiment.splits[-1]
+    for k, method in enumerate(outcome.study.methods):
+        row = outcome.row(method, setting)
+        assert row.result is not None
+        rounds, values = row.result.series(row.metric)
+        mean, std = values.mean(0), values.std(0)
+        band(jump, rounds, mean, mean - std, mean + std, f"C{k}", method)
+    splits = train(outcome, "CFL", setting, "splits")
+    for t in np.flatnonzero(splits[0]):
+        jump.axvline(t + 1, color="grey", linewidth=0.8, linestyle=":")
+    jump.set(title=f"{setting}; splits of the first seed dotted", ylabel="accuracy")
+    for k, kind in enumerate(experiment.kinds):
+        cross = train(outcomes["adversaries"], "CFL", kind, "alpha_cross")
+        line(removal, cross, f"C{k}", kind)
+    removal.axhline(0.02, color="grey", linestyle=":")
+    removal.set(title="adversaries", ylabel="largest similarity across the cut")
+    for k, n in enumerate(experiment.gap_points):
+        values = train(outcomes["gap"], "one cluster", f"{n} points", "gap")
+        line(gap, values, f"C{k}", f"{n} points")
+    gap.axhline(0, color="grey", linestyle=":")
+    gap.set(title="label swap", ylabel="separation gap")
+    for k, s in enumerate(("congruent", "incongruent")):
+        for m, mark in (("mean", "C0"), ("max", "C1")):
+            values = train(outcomes["pairs"], "one cluster", s, f"{m}_update_norm")
+            norms.semilogy(
+                values.mean(0), color=mark, linestyle="-" if k else "--",
+                label=f"{m}, {s}",
+            )  # fmt: skip
+    norms.set(title="two clients", ylabel="norm of updates")
+    for at in axes.ravel():
+        at.set_xlabel("round")
+        at.legend(fontsize=8)
+    return figure
+
+
+def main(experiment: Experiment) -> None:
+    """Runs the studies; prints tables, findings and limits, and where pages are."""
+    console, outcomes, page = Console(), {}, []
+    for name, make in STUDIES.items():
+        outcomes[name] = study.run(make(experiment), experiment.out / name)
+        for table in study_report.tables(outcomes[name]):
+            title = f"{name}: {table.title}"
+            console.print(tabulate(table.header, table.rows, title=title))
+        page += [f"# {name}\n", study_report.markdown(outcomes[name])]
+        written = study_report.write(outcomes[name])
+        console.print(f"page: {written}", highlight=False)
+    save(draw(experiment, outcomes), experiment.out / "figures.png", console)
+    header = ("what", "printed", "ours", "")
+    rows = [tuple(map(str, row)) for row in findings(experiment, outcomes)]
+    console.print(tabulate(header, rows, title="Findings"))
+    page += ["# Findings\n", "| what | printed | ours | |", "| --- | --- | --- | --- |"]
+    page += [f"| {' | '.join(row)} |" for row in rows]
+    page += ["\n![figures](figures.png)\n", "# What this setting can't show\n"]
+    page += [f"- {line}" for line in limits(experiment)]
+    for sentence in limits(experiment):
+        console.print(f"- {sentence}", highlight=False)
+    out = experiment.out / "summary.md"
+    out.write_text("\n".join(page) + "\n", "utf-8")
+    console.print(f"summary: {out}", highlight=False)

@@ -1,0 +1,102 @@
+"""Clients that train the model of their cluster, and their means."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_core.arrays import flat_rows, wide
+from fedjax_core.clusters.secret import SharedMap
+from fedjax_core.types import ClientProgram, PyTree, trained, with_trained
+
+
+class Mine(NamedTuple):
+    """What the server tells each client alone.
+
+    Attributes:
+      cluster: ``[C]`` int32, whose model it starts from.
+      client_id: ``[C]`` int32.
+    """
+
+    cluster: Any
+    client_id: Any
+
+
+def in_cluster(program: ClientProgram, secret: SharedMap) -> ClientProgram:
+    """The program of a client that starts from the model of its cluster.
+
+    It receives ``((models, key), Mine)``: models ``[K, ...]`` as `secret` maps them and
+    what it needs to undo that. Its update is mapped likewise.
+
+    Args:
+      program: receives a model.
+      secret: what clients hide coordinates with.
+    """
+
+    def start(received):
+        (models, key), mine = received
+        model = jax.tree.map(lambda x: x[mine.cluster], models)
+        return with_trained(model, secret.invert(key, trained(model)))
+
+    def init(received, client_state, turn):
+        return program.init(start(received), client_state, turn)
+
+    def step(received, carry, batch, turn):
+        return program.step(start(received), carry, batch, turn)
+
+    def finish(received, carry, client_state, turn):
+        update, kept, metrics = program.finish(
+            start(received), carry, client_state, turn
+        )
+        sent = with_trained(update, secret.apply(received[0][1], trained(update)))
+        return sent, kept, metrics
+
+    return ClientProgram(init, step, finish)
+
+
+def remembering(program: ClientProgram) -> ClientProgram:
+    """The program of a client that keeps nothing but its number, -1 before its turn.
+
+    So what the server's tables say of a client can be looked up for its row of the
+    state, see `Algorithm.own_models`. It receives ``(shared, Mine)``.
+    """
+
+    def init(received, client_id, turn):
+        return program.init(received, (), turn)
+
+    def finish(received, carry, client_id, turn):
+        update, _, metrics = program.finish(received, carry, (), turn)
+        return update, received[1].client_id, metrics
+
+    return ClientProgram(init, program.step, finish)
+
+
+def lookup(table: jax.Array, client_id: jax.Array) -> jax.Array:
+    """Entries ``[C]`` of a table ``[N]`` by client, -1 for padding and past its end."""
+    at = jnp.where(client_id < 0, len(table), client_id)
+    return table.at[at].get(mode="fill", fill_value=-1)
+
+
+def cluster_means(
+    updates: PyTree, cluster: jax.Array, weights: jax.Array, num_clusters: int
+) -> PyTree:
+    """The weighted mean of every cluster's updates, 0 without weight; ``[K, ...]``.
+
+    Args:
+      updates: leaves ``[C, ...]``.
+      cluster: ``[C]`` ints; what is out of 0..K-1 belongs to none.
+      weights: ``[C]``, >= 0.
+      num_clusters: K.
+    """
+    member = jnp.arange(num_clusters)[:, None] == cluster[None, :]
+    w = jnp.where(member, weights.astype(float)[None, :], 0)
+    total = w.sum(1, keepdims=True)
+    share = w / jnp.where(total > 0, total, 1)
+
+    def one(x):
+        means = jnp.matmul(
+            share.astype(wide(x).dtype), wide(flat_rows(x)), precision="highest"
+        )
+        return means.reshape(num_clusters, *x.shape[1:])
+
+    return jax.tree.map(one, updates)

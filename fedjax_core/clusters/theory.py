@@ -1,0 +1,103 @@
+r"""What noise in clients' gradients leaves of their separation.
+
+The relative noise of client i, whose distribution has the risk :math:`R`, is
+:math:`\gamma_i = \lVert \nabla R - \nabla r_i \rVert / \lVert \nabla R \rVert < 1`.
+Angles add up: with :math:`\gamma = \sin a` the noise turns a gradient by at most a.
+
+All functions take numbers or arrays that broadcast, and compute in float64.
+
+References:
+  Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from Distributed
+  Data", TU Berlin 2021, Theorem 3, Corollary 2 and Lemmas 5 to 7.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_core import check
+
+
+def noisy_cosine(x: ArrayLike, y: ArrayLike) -> np.ndarray:
+    r"""H(x, y), the smallest cosine that noise leaves of two equal gradients.
+
+    .. math::
+
+      H(x, y) = -xy + \sqrt{1 - x^2} \sqrt{1 - y^2} = \cos(\arcsin x + \arcsin y)
+
+    Lemma 5: :math:`\cos(v + X, v + Y) \ge H(\lVert X \rVert / \lVert v \rVert, \lVert
+    Y \rVert / \lVert v \rVert)`.
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    return -x * y + np.sqrt(1 - x**2) * np.sqrt(1 - y**2)
+
+
+def raised_cosine(cosine: ArrayLike, h: ArrayLike) -> np.ndarray:
+    r"""The largest cosine that noise makes of two gradients.
+
+    Lemma 6: :math:`\cos(v + X, w + Y) \le \cos(\arccos c - \arccos h)` for
+    :math:`c = \cos(v, w) \le h = H(\lVert X \rVert / \lVert v \rVert, \lVert Y \rVert /
+    \lVert w \rVert)`, else 1. The thesis (B.12) prints the norm of v below that of Y,
+    with which it does not hold.
+
+    Args:
+      cosine: c.
+      h: of the noise, `noisy_cosine`.
+    """
+    c, h = np.asarray(cosine, np.float64), np.asarray(h, np.float64)
+    bound = c * h + np.sqrt(1 - c**2) * np.sqrt(np.maximum(1 - h**2, 0))
+    return np.where(c <= h, bound, 1.0)
+
+
+def fan_cosine(num_distributions: ArrayLike) -> np.ndarray:
+    r"""Lemma 7: :math:`\cos(\pi / (K - 1))`, for K vectors that balance.
+
+    K vectors of which a positive combination is 0 can be cut in two with no cosine
+    across above it: were all edges of their maximum spanning tree shorter, as angles,
+    the walk along it and back would be a closed curve on the sphere of length below
+    :math:`2 \pi`, which lies in an open hemisphere.
+    """
+    return np.cos(np.pi / (np.asarray(num_distributions, np.float64) - 1))
+
+
+def cross_bound(gamma: ArrayLike, num_distributions: int) -> float:
+    """Theorem 3: at a stationary point the best cut has no larger similarity across.
+
+    Args:
+      gamma: ``[M]``, relative noise of the clients.
+      num_distributions: K >= 2.
+    """
+    check.in_range(2, np.inf, num_distributions=num_distributions)
+    gamma = np.asarray(gamma, np.float64)
+    h = noisy_cosine(gamma[:, None], gamma)
+    return float(raised_cosine(fan_cosine(num_distributions), h).max())
+
+
+def intra_bound(gamma: ArrayLike, truth: ArrayLike) -> float:
+    """Theorem 3: clients of one distribution have no smaller similarity.
+
+    Args:
+      gamma: ``[M]``, relative noise of the clients.
+      truth: ``[M]``, the distribution of each.
+    """
+    gamma, truth = np.asarray(gamma, np.float64), np.asarray(truth)
+    same = truth[:, None] == truth
+    np.fill_diagonal(same, False)
+    return float(noisy_cosine(gamma[:, None], gamma).min(where=same, initial=1.0))
+
+
+def tolerated_noise(num_distributions: ArrayLike) -> np.ndarray:
+    r"""The noise below which separation is certain, if all clients have it.
+
+    :math:`\gamma < \sin(\pi / (4 (K - 1)))`, which is where the bounds of Theorem 3
+    leave a gap.
+    """
+    return np.sin(np.pi / 4 / (np.asarray(num_distributions, np.float64) - 1))
+
+
+def alpha_threshold(gamma_max: ArrayLike) -> ArrayLike:
+    r"""The similarity that noise up to `gamma_max` leaves within a distribution.
+
+    :math:`H(\gamma_i, \gamma_j) \ge 1 - 2 \gamma_{max}^2`: what is cut below it are two
+    distributions. 0.7 gives 0.02.
+    """
+    return 1 - 2 * gamma_max**2  # type: ignore[operator]
