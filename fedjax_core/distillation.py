@@ -1,0 +1,291 @@
+r"""Distillation: models that speak through what they say of a public data set.
+
+Teachers are softmax outputs on inputs that the server holds (``cohort.public``), and a
+student learns them by the cross-entropy to soft targets
+
+.. math::
+
+  \ell(w) = -\frac1n \sum_x \sum_k Y_k(x) \log p_w(k \mid x),
+
+whose gradient is that of :math:`\mathrm{KL}(Y \| p_w)`. A loss function that is the
+negative log-likelihood of a class, as cross-entropy is, says all there is to know of a
+classifier: :math:`\log p_w(k \mid x)` is minus its loss for :math:`y = k`. So methods
+here are built from a loss like any other, and cost one forward pass, not one a class.
+
+The ensemble of a cohort is a streaming reduction: each client's program says what its
+model makes of the public set, and sums of that are all that a round ever holds.
+
+References:
+  Sattler et al., "CFD: Communication-Efficient Federated Distillation via Soft-Label
+  Quantization and Delta Coding", IEEE TNSE 2022; Lin et al., "Ensemble Distillation for
+  Robust Model Fusion in Federated Learning", NeurIPS 2020.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.typing import ArrayLike
+
+from fedjax_core import random, server
+from fedjax_core.arrays import num_bytes, wide
+from fedjax_core.local import Carry, sgd_step
+from fedjax_core.map import all_finite
+from fedjax_core.metrics import Mean, Sum, value
+from fedjax_core.models.model import Model
+from fedjax_core.types import (
+    Batch,
+    ClientProgram,
+    Key,
+    LocalWork,
+    LossFn,
+    Params,
+    PyTree,
+    Stateful,
+    trained,
+)
+
+Examples = Mapping[str, ArrayLike]
+"""Inputs of the public set, leaves ``[n, ...]``: what a loss reads besides "y"."""
+
+LogitsFn = Callable[[Params, Batch], jax.Array]
+"""``(params, batch) -> [B, K]``, logits of a model in evaluation, each example's up to
+a constant of its own, which no softmax sees."""
+
+
+def _losses_by_class(
+    loss_fn: LossFn, num_classes: int, params: Params, batch: Batch, key: Key
+) -> tuple[jax.Array, PyTree]:
+    """The loss for every class that an example might have.
+
+    Args:
+      loss_fn: per-example losses of one label each, ``batch["y"]`` ``[B]``.
+      num_classes: K.
+      params: the model.
+      batch: examples; their labels, if any, are not looked at.
+      key: for the loss.
+
+    Returns:
+      ``[B, K]``, and the new statistics of a `Stateful` model, () of any other.
+    """
+    rows = jax.tree.leaves(dict(batch))[0].shape[0]
+    stateful = isinstance(params, Stateful)
+
+    def of_class(k: jax.Array) -> Any:
+        return loss_fn(params, {**batch, "y": jnp.full(rows, k)}, key)
+
+    # Labels alone have the axis of classes: the network runs once.
+    axes = (-1, None) if stateful else -1
+    out = jax.vmap(of_class, out_axes=axes)(jnp.arange(num_classes, dtype=jnp.int32))
+    return out if stateful else (out, ())
+
+
+def soft_loss(loss_fn: LossFn, num_classes: int) -> LossFn:
+    r"""The cross-entropy to soft targets, ``batch["labels"]`` ``[B, K]``.
+
+    :math:`\sum_k Y_k \ell(x, k)`, where `loss_fn` is the cross-entropy
+    :math:`\ell(x, k)`; it trains as that does, dropout and running statistics included.
+    """
+
+    def loss(params: Params, batch: Batch, key: Key) -> Any:
+        rest = dict(batch)
+        labels = rest.pop("labels")
+        losses, stats = _losses_by_class(loss_fn, num_classes, params, rest, key)
+        # A class without weight adds nothing, though its loss be infinite.
+        terms = jnp.where(labels > 0, labels.astype(losses.dtype) * losses, 0)
+        total = terms.sum(-1)
+        return (total, stats) if isinstance(params, Stateful) else total
+
+    return loss
+
+
+def logits_of_loss(loss_fn: LossFn, num_classes: int) -> LogitsFn:
+    """Log-probabilities of classes by a loss that is the same in training.
+
+    Raises:
+      ValueError: when tracing, a model with running statistics, which are used in
+        evaluation alone. With dropout too, `logits_of_model` is what is wanted.
+    """
+
+    def logits(params: Params, batch: Batch) -> jax.Array:
+        if isinstance(params, Stateful):
+            raise ValueError(
+                "logits must be given for a model with running statistics, as "
+                "logits_of_model(model), got None."
+            )
+        key = jax.random.key(0)  # of no use to a deterministic loss
+        losses, _ = _losses_by_class(loss_fn, num_classes, params, batch, key)
+        return jax.nn.log_softmax(-wide(losses))
+
+    return logits
+
+
+def logits_of_model(model: Model) -> LogitsFn:
+    """Log-probabilities of classes by a classifier in evaluation.
+
+    Raises:
+      ValueError: the model does not say how many classes it has, by ``ids["y"]``.
+    """
+    if "y" not in model.ids:
+        raise ValueError("model must have ids of 'y', its classes, got none.")
+
+    def evaluated(params: Params, batch: Batch, key: Key) -> Any:
+        del key
+        losses = value(model.metrics(params, batch)["loss"])
+        return (losses, ()) if isinstance(params, Stateful) else losses
+
+    def logits(params: Params, batch: Batch) -> jax.Array:
+        key, classes = jax.random.key(0), model.ids["y"].num
+        losses, _ = _losses_by_class(evaluated, classes, params, batch, key)
+        return jax.nn.log_softmax(-wide(losses))
+
+    return logits
+
+
+def predict(
+    logits_fn: LogitsFn, params: Params, examples: Examples, batch_size: int = 256
+) -> jax.Array:
+    """Logits of all public examples, ``[n, K]``, batch by batch."""
+    data = jax.tree.map(jnp.asarray, dict(examples))
+    n = jax.tree.leaves(data)[0].shape[0]
+    size = min(n, batch_size)
+    # The last batch is filled up with the last example.
+    rows = jnp.minimum(jnp.arange(-(-n // size) * size), n - 1).reshape(-1, size)
+
+    def one(row: jax.Array) -> jax.Array:
+        return logits_fn(params, {name: x[row] for name, x in data.items()})
+
+    out = lax.map(one, rows)
+    return out.reshape(-1, out.shape[-1])[:n]
+
+
+def distil(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    examples: Examples,
+    labels: ArrayLike,
+    key: Key,
+    work: LocalWork,
+) -> tuple[Params, jax.Array]:
+    """Trains a model to say of the public set what `labels` say.
+
+    All that is random comes from `key`: whoever starts from the same parameters ends,
+    to the bit, with the same. So what every client of a cohort would do alike is done
+    once.
+
+    Args:
+      loss_fn: per-example losses, the cross-entropy to one class.
+      optimizer: any optax transformation; it starts anew.
+      params: the student.
+      examples: n public inputs.
+      labels: ``[n, K]`` probabilities.
+      key: of the order of examples and of the loss.
+      work: epochs, each in an order of its own, or steps, and their batch size.
+
+    Returns:
+      The student, and the mean loss over steps.
+
+    Raises:
+      ValueError: no step, for `work` drops short batches and n is below one.
+    """
+    data = jax.tree.map(jnp.asarray, dict(examples) | {"labels": labels})
+    n, num_classes = data["labels"].shape
+    per_epoch, size = work.steps_per_epoch(n), work.batch_size
+    if per_epoch < 1:
+        raise ValueError(
+            f"work must have a step on {n} public examples, got batch_size={size} with "
+            f"short batches dropped."
+        )
+    steps = work.epochs * per_epoch if work.steps is None else work.steps
+    epochs = jax.random.split(random.stream(key, "order"), -(-steps // per_epoch))
+    order = jax.vmap(lambda k: jax.random.permutation(k, n))(epochs)
+    order = jnp.pad(order, ((0, 0), (0, max(0, per_epoch * size - n))), "constant")
+    real = jnp.arange(order.shape[1]) < n
+    rows = order[:, : per_epoch * size].reshape(-1, size)[:steps]
+    mask = jnp.broadcast_to(real, order.shape)[:, : per_epoch * size]
+    mask = mask.reshape(-1, size)[:steps]
+    keys = jax.random.split(random.stream(key, "step"), steps)
+    soft = soft_loss(loss_fn, num_classes)
+
+    def step(carry: Carry, now: Any) -> tuple[Carry, None]:
+        row, real, key = now
+        batch = {name: x[row] for name, x in data.items()} | {"example_mask": real}
+        return sgd_step(soft, optimizer, carry, batch, key), None
+
+    start = Carry(params, optimizer.init(trained(params)), Mean.zero())
+    end, _ = lax.scan(step, start, (rows, mask, keys))
+    return end.params, end.train_loss.value
+
+
+def weighted(outputs: jax.Array, scores: jax.Array | None = None) -> Mean:
+    r"""One client's outputs ``[n, K]`` as a summand of the ensemble's mean.
+
+    Summed by `fedjax_core.reduce.total`, and over passes by ``+``, it is the numerator
+    and the denominator of what `ensemble` divides: :math:`\sum_i s_i F_i` and
+    :math:`\sum_i s_i`.
+
+    Args:
+      outputs: logits or probabilities.
+      scores: ``[n]`` > 0, the client's weight on each example; None is 1 everywhere.
+    """
+    if scores is None:
+        return Mean(outputs, jnp.ones((outputs.shape[0], 1), outputs.dtype))
+    scores = scores[:, None].astype(outputs.dtype)
+    return Mean(scores * outputs, scores)
+
+
+def ensemble(summed: Mean) -> jax.Array:
+    """The (weighted) mean of the cohort's outputs, ``[n, K]``; 0 of nobody's."""
+    return summed.total / jnp.where(summed.count > 0, summed.count, 1)
+
+
+def with_outputs(
+    program: ClientProgram,
+    outputs: Callable[[Params, Any], PyTree],
+    *,
+    params: Callable[[Any], Params] = lambda received: received[0],
+    alone: bool = False,
+) -> ClientProgram:
+    """The program with what the client's model makes of the public set.
+
+    Its update becomes ``{"update": update, "outputs": outputs}``. The model is the
+    server's parameters plus the update, as the server knows it once that has come, and
+    only the update is counted as sent: outputs are the server's to work out. Made where
+    a client finishes, they are reduced as clients do, and no two need be held at once.
+
+    Args:
+      program: one whose `shared` is the parameters it starts from and whose update is a
+        delta: `fedjax_core.local.local_sgd`, with a transform or without.
+      outputs: ``(params, received) -> pytree``, from the client's model and all that it
+        was sent.
+      params: what of `received` the program is to see. By default what is sent is
+        ``(params, public)``; with a row of its own for every client it arrives as
+        ``((params, public), row)``.
+      alone: the update is the outputs, which then are what is sent.
+    """
+
+    def init(received, client_state, turn):
+        return program.init(params(received), client_state, turn)
+
+    def step(received, carry, batch, turn):
+        return program.step(params(received), carry, batch, turn)
+
+    def finish(received, carry, client_state, turn):
+        start = params(received)
+        update, kept, metrics = program.finish(start, carry, client_state, turn)
+        said = outputs(server.move(start, trained(update), update), received)
+        if "failure" in metrics:
+            failure, ok = metrics["failure"], all_finite(said)
+            metrics["failure"] = jnp.where((failure == 0) & ~ok, 1, failure)
+        if alone:
+            metrics.pop("uplink_bytes", None)
+            return said, kept, metrics
+        metrics.setdefault("uplink_bytes", Sum(jnp.float32(num_bytes(update))))
+        return {"update": update, "outputs": said}, kept, metrics
+
+    # Outputs are bounded by nothing.
+    return ClientProgram(init, step, finish)
