@@ -16,9 +16,10 @@ say what all clients' models together do, with logits :math:`F_i`:
   A(x) = \mathrm{softmax} \frac{\sum_{i \in S} s_i(x) F_i(x)}{\sum_{i \in S} s_i(x)},
   \qquad \min_{\theta^P} \sum_x \mathrm{KL}(A(x) \| p_{\theta^P}(x)) .
 
-With equal scores and one prototype it is FedDF. Public inputs are ``cohort.public``,
-with the table "scores" ``[N, n]`` and, of several prototypes, "prototype" ``[N]`` int32
-among them. Nobody's logits but the sum over clients are kept.
+With equal scores and one prototype it is FedDF. The server's data,
+``FederatedData.public``, are the inputs "x" ``[n, ...]``, the table "scores" ``[N, n]``
+and, of several prototypes, "prototype" ``[N]``, int32. Of logits only the sum over
+clients is kept.
 
 References:
   Sattler et al., "FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning",
@@ -32,6 +33,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import ArrayLike
@@ -72,27 +74,23 @@ class Config:
     Attributes:
       num_classes: K.
       client_lr: step size of the clients' SGD.
-      distillation_lr: step size of the server's Adam.
+      distil_lr: step size of the server's Adam.
       work: local work per client and round.
-      distillation: the server's work on public data per round.
-      scores: name of the table of scores among the public data; None weighs all clients
-        alike, as FedDF does.
-      inputs: names of the public inputs, what a loss reads besides labels.
+      public_work: the server's work on public data per round.
+      scores: name of the table of scores among the server's data.
     """
 
-    num_classes: int
+    num_classes: int = 10
     client_lr: float = 0.1
-    distillation_lr: float = 5e-5
+    distil_lr: float = 5e-5
     work: LocalWork = LocalWork(batch_size=32)
-    distillation: LocalWork = LocalWork(batch_size=128)
-    scores: str | None = "scores"
-    inputs: tuple[str, ...] = ("x",)
+    public_work: LocalWork = LocalWork(batch_size=128)
+    scores: str = "scores"
 
     def __post_init__(self):
         check.positive_int(num_classes=self.num_classes)
-        check.positive(client_lr=self.client_lr, distillation_lr=self.distillation_lr)
-        check.instance(LocalWork, distillation=self.distillation)
-        check.names(inputs=self.inputs)
+        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
+        check.instance(LocalWork, public_work=self.public_work)
 
 
 class State(NamedTuple):
@@ -129,13 +127,25 @@ def prepare(
     return certainty(config, key, own["x"], mask, against, asked, float(bound))
 
 
+def preparation_bytes(extractor: Params, width: int, negatives: int) -> tuple[int, int]:
+    """What a client receives and sends once before training, in bytes.
+
+    Args:
+      extractor: :math:`h_0`, without a head.
+      width: H of its features, in which negatives are sent, float32.
+      negatives: how many there are.
+    """
+    check.positive_int(width=width, negatives=negatives)
+    return num_bytes(extractor) + 4 * width * negatives, 4 * width
+
+
 def make(
     config: Config,
     loss_fn: LossFn,
     *,
     logits: LogitsFn | None = None,
     client_optimizer: optax.GradientTransformation | None = None,
-    distillation_optimizer: optax.GradientTransformation | None = None,
+    distil_optimizer: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Builds FedAUX for the given loss.
 
@@ -145,14 +155,14 @@ def make(
       logits: what a model makes of public inputs; by default from the loss, which then
         must be the same in training and evaluation.
       client_optimizer: instead of SGD with ``config.client_lr``.
-      distillation_optimizer: instead of Adam with ``config.distillation_lr``.
+      distil_optimizer: instead of Adam with ``config.distil_lr``.
     """
     several = make_mixed(
         config,
         [loss_fn],
         logits=None if logits is None else [logits],
         client_optimizer=client_optimizer,
-        distillation_optimizer=distillation_optimizer,
+        distil_optimizer=distil_optimizer,
     )
 
     def round(state, cohort, key):
@@ -173,7 +183,7 @@ def make_mixed(
     *,
     logits: Sequence[LogitsFn] | None = None,
     client_optimizer: optax.GradientTransformation | None = None,
-    distillation_optimizer: optax.GradientTransformation | None = None,
+    distil_optimizer: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     """Builds FedAUX for several prototypes; the state's params are a tuple of models.
 
@@ -183,25 +193,21 @@ def make_mixed(
         check_parts(Config, config, loss_fn, client_optimizer=client_optimizer)
     logits = logits or [logits_of_loss(f, config.num_classes) for f in losses]
     client_opt = client_optimizer or optax.sgd(config.client_lr)
-    server_opt = distillation_optimizer or optax.adam(config.distillation_lr)
+    server_opt = distil_optimizer or optax.adam(config.distil_lr)
 
     def client(loss_fn: LossFn, logits_fn: LogitsFn) -> ClientProgram:
         def outputs(params, received):
-            (_, inputs), scores = received if config.scores else (received, None)
+            (_, inputs), scores = received
             return weighted(predict(logits_fn, params, inputs), scores)
 
-        def start(received):
-            return received[0][0] if config.scores else received[0]
-
         local = local_sgd(loss_fn, client_opt)
-        return with_outputs(local, outputs, params=start)
+        return with_outputs(local, outputs, params=lambda received: received[0][0])
 
     clients = list(map(client, losses, logits))
 
     def round(state, cohort, key):
         public, prototypes = cohort.public, range(len(clients))
-        inputs = {name: public[name] for name in config.inputs}
-        each = public[config.scores][cohort.client_id] if config.scores else ()
+        inputs = {"x": public["x"]}
         groups = [cohort] * len(clients)
         if len(clients) > 1:
             of = public["prototype"][cohort.client_id]
@@ -213,7 +219,7 @@ def make_mixed(
                 groups[p],
                 random.stream(key, f"prototype {p}") if p else key,
                 reduce={"update": mean("examples"), "outputs": total()},
-                each=each,
+                each=public[config.scores][cohort.client_id],
             )
             for p in prototypes
         ]
@@ -229,14 +235,13 @@ def make_mixed(
                 inputs,
                 teacher,
                 random.stream(key, f"distil {p}" if p else "distil"),
-                config.distillation,
+                config.public_work,
             )
             students.append(student)
             # Public data are the server's own: a client receives the model alone.
-            received = num_bytes(params) * groups[p].client_mask.sum()
+            received = jnp.float32(num_bytes(params)) * groups[p].client_mask.sum()
             metrics.append(
-                passes[p].metrics
-                | {"downlink_bytes": received.astype(float), "distillation_loss": loss}
+                passes[p].metrics | {"downlink_bytes": received, "distil_loss": loss}
             )
         return State(tuple(students)), disjoint_passes(metrics)
 
@@ -249,6 +254,6 @@ def make_mixed(
         client_bytes=lambda params: max(map(init_bytes(client_opt), params)),
         parts={
             "client_optimizer": "custom" if client_optimizer else "sgd",
-            "distillation_optimizer": "custom" if distillation_optimizer else "adam",
+            "distil_optimizer": "custom" if distil_optimizer else "adam",
         },
     )

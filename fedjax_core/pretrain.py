@@ -29,7 +29,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core import check, random, server
-from fedjax_core.arrays import as_float, norms
+from fedjax_core.arrays import as_float
 from fedjax_core.models.model import Model
 from fedjax_core.models.zoo import MLP
 from fedjax_core.personal import merge, split
@@ -123,7 +123,8 @@ def nt_xent(z: jax.Array, mask: jax.Array, temperature: float = 0.5) -> jax.Arra
       temperature: > 0.
     """
     check.positive(temperature=temperature)
-    z = z / jnp.maximum(norms(z), 1e-12)[:, None]
+    # Not by the norm, which has no slope at 0, where dead layers and padding are.
+    z = z * jax.lax.rsqrt(jnp.square(z).sum(1, keepdims=True) + 1e-12)
     near = z @ z.T / temperature
     near = jnp.where(jnp.eye(len(z), dtype=bool) | ~mask[None], -jnp.inf, near)
     pair = jnp.roll(jnp.arange(len(z)), len(z) // 2)
