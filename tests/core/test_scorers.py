@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_iris
 
 from fedjax_core.scorers import SCORERS, nearest, score
 
@@ -70,3 +71,13 @@ def test_nearest_neighbours_are_by_cosine():
 def test_an_unknown_scorer_is_an_error():
     with pytest.raises(ValueError, match="name must be one of 'two-class SVM'"):
         score("svm", OWN, MASK, NEGATIVES, QUERIES)
+
+
+def test_densities_make_an_ensemble_of_constant_classifiers_right():
+    # Iris on two principal axes, one class a client: the mean of all is right in 1/3.
+    x, y = load_iris(return_X_y=True)
+    x = np.asarray(x) - np.mean(x, axis=0)
+    x = x @ np.linalg.svd(x, full_matrices=False)[2][:2].T
+    own, mask = x.reshape(3, 50, 2), np.ones((3, 50), bool)
+    certain = score("density", own, mask, x[:1], x)
+    assert (certain.argmax(0) == y).mean() > 0.85

@@ -174,3 +174,46 @@ def test_arguments_name_what_is_wrong():
         privacy.certainty(OPEN, KEY, own + np.nan, mask, negatives, negatives, 1.0)
     with pytest.raises(ValueError, match="num_examples must be in"):
         logistic.sensitivity(0.1, 0)
+
+
+def test_certainty_makes_an_ensemble_of_constant_classifiers_right():
+    # Ten clients that always say their own class; printed accuracies are of one draw.
+    rng = np.random.default_rng(0)
+    means = rng.normal(size=(10, 20))
+    own = means[:, None] + rng.normal(size=(10, 500, 20))
+    negatives = rng.normal(0, 1.4, (1000, 20))
+    labels = np.tile(np.arange(10), 100)
+    queries = means[labels] + rng.normal(size=(1000, 20))
+    bound = np.linalg.norm(negatives, axis=1).max()
+
+    def accuracy(regularisation, epsilon):
+        config = dataclasses.replace(
+            CLASSICAL, regularisation=regularisation, epsilon=epsilon
+        )
+        mask = np.ones(own.shape[:2], bool)
+        got = privacy.certainty(config, KEY, own, mask, negatives, queries, bound)
+        # Of logits F_i = e_i the weighted mean is s_i(x) / sum_j s_j(x) in class i.
+        return (got.scores.argmax(0) == labels).mean()
+
+    assert accuracy(0.1, None) == pytest.approx(0.968, abs=0.03)
+    assert accuracy(0.01, None) == pytest.approx(0.979, abs=0.03)
+    noisy = accuracy(0.1, 0.1)
+    assert noisy == pytest.approx(0.28, abs=0.1)
+    assert accuracy(0.01, 0.1) < noisy
+    assert accuracy(0.1, 0.5) == pytest.approx(0.81, abs=0.1)
+
+
+def test_scores_are_the_share_of_a_clients_density_where_logits_are_linear():
+    # p = N(m, 1) against q = N(0, 1) with N / n = exp(m^2 / 2): log N p / n q is m x.
+    rng, n = np.random.default_rng(0), 4000
+    centers = np.array([0.5, -1.0, 1.2])
+    sizes = np.round(n * np.exp(centers**2 / 2)).astype(int)
+    mask = np.arange(sizes.max()) < sizes[:, None]
+    own = rng.normal(centers[:, None], 1, mask.shape)[..., None]
+    queries = np.linspace(-2, 2, 9)[:, None]
+    config = dataclasses.replace(OPEN, regularisation=1e-5)
+    negatives = rng.normal(size=(n, 1))
+    got = privacy.certainty(config, KEY, own, mask, negatives, queries, bound=8.0)
+    # The slope is known to about 0.02: three of them at x = 2 move a score by 0.03.
+    expected = special.expit(centers[:, None] * queries[:, 0])
+    np.testing.assert_allclose(got.scores, expected, atol=0.03)
