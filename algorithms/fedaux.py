@@ -48,12 +48,14 @@ from fedjax_core.distillation import (
     ensemble,
     logits_of_loss,
     predict,
+    public_inputs,
     weighted,
     with_outputs,
 )
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import disjoint_passes, map_clients
 from fedjax_core.parts import check_parts
+from fedjax_core.pretrain import on_features
 from fedjax_core.privacy.logistic import Certainty, CertaintyConfig, certainty
 from fedjax_core.reduce import mean, total
 from fedjax_core.types import (
@@ -114,14 +116,13 @@ def prepare(
 
     Args:
       config: of the release.
-      features: ``[n, ...] -> [n, H]``, of the pre-trained extractor.
+      features: ``[n, ...] -> [n, H]``, see `fedjax_core.pretrain.features`.
       data: the clients' ``train["x"]``.
       negatives: ``[n', ...]`` public examples to tell clients' own from.
       queries: ``[n, ...]`` other public examples, to distil with.
       key: of the noise.
     """
-    mapped = data.map(lambda examples: {"x": features(examples["x"])})
-    own, mask = pad(mapped.train)
+    own, mask = pad(on_features(features, data).train)
     against, asked = (features(np.asarray(x)) for x in (negatives, queries))
     bound = np.linalg.norm(np.concatenate([against, asked]), axis=1).max()
     return certainty(config, key, own["x"], mask, against, asked, float(bound))
@@ -152,8 +153,8 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, the cross-entropy to one class.
-      logits: what a model makes of public inputs; by default from the loss, which then
-        must be the same in training and evaluation.
+      logits: of a model with dropout or running statistics, in evaluation:
+        `fedjax_core.distillation.logits_of_model`.
       client_optimizer: instead of SGD with ``config.client_lr``.
       distil_optimizer: instead of Adam with ``config.distil_lr``.
     """
@@ -189,9 +190,12 @@ def make_mixed(
 
     Arguments are those of `make`, one for each prototype.
     """
-    for loss_fn in losses:
-        check_parts(Config, config, loss_fn, client_optimizer=client_optimizer)
     logits = logits or [logits_of_loss(f, config.num_classes) for f in losses]
+    for loss_fn, logits_fn in zip(losses, logits, strict=True):
+        check_parts(
+            Config, config, loss_fn, client_optimizer=client_optimizer,
+            distil_optimizer=distil_optimizer, logits=logits_fn,
+        )  # fmt: skip
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     server_opt = distil_optimizer or optax.adam(config.distil_lr)
 
@@ -206,11 +210,11 @@ def make_mixed(
     clients = list(map(client, losses, logits))
 
     def round(state, cohort, key):
-        public, prototypes = cohort.public, range(len(clients))
-        inputs = {"x": public["x"]}
+        inputs, prototypes = public_inputs(cohort), range(len(clients))
+        check.one_of(cohort.public, scores=config.scores)
         groups = [cohort] * len(clients)
         if len(clients) > 1:
-            of = public["prototype"][cohort.client_id]
+            of = cohort.public["prototype"][cohort.client_id]
             groups = [cohort.only(cohort.client_mask & (of == p)) for p in prototypes]
         passes = [
             map_clients(
@@ -219,7 +223,7 @@ def make_mixed(
                 groups[p],
                 random.stream(key, f"prototype {p}") if p else key,
                 reduce={"update": mean("examples"), "outputs": total()},
-                each=public[config.scores][cohort.client_id],
+                each=cohort.public[config.scores][cohort.client_id],
             )
             for p in prototypes
         ]

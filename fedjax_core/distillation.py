@@ -31,14 +31,16 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike
 
-from fedjax_core import server
+from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, wide
+from fedjax_core.local import local_sgd
 from fedjax_core.map import all_finite
 from fedjax_core.metrics import Mean, Sum, value
 from fedjax_core.models.model import Model
 from fedjax_core.types import (
     Batch,
     ClientProgram,
+    Cohort,
     Key,
     LocalWork,
     LossFn,
@@ -162,6 +164,55 @@ def predict(
     return out.reshape(-1, out.shape[-1])[:n]
 
 
+def public_inputs(cohort: Cohort, at_least: int = 1) -> dict[str, jax.Array]:
+    """The inputs of the public set, ``FederatedData.public["x"]``, as `Examples`.
+
+    Raises:
+      ValueError: the server has none, or fewer than `at_least`.
+    """
+    x = cohort.public.get("x")
+    if x is None or len(x) < at_least:
+        raise ValueError(
+            f"data must have {at_least} public inputs, as FederatedData(public={{'x': "
+            f"...}}), got {0 if x is None else len(x)}."
+        )
+    return {"x": jnp.asarray(x)}
+
+
+STRATEGIES = ("random", "entropy", "certainty", "margin")
+
+
+def informative(logits: jax.Array, n: int, by: str, key: Key) -> jax.Array:
+    r"""The n public inputs to learn from, by what a model says of them; ``[n]`` int32.
+
+    Those of the largest entropy of :math:`q = \mathrm{softmax}` of the logits,
+    the least certainty :math:`\max q`, the smallest margin between the largest two,
+    or at random. Ties fall to the first; of two classes all three rank alike.
+
+    Args:
+      logits: ``[m, K]``.
+      n: how many, 1 to m.
+      by: one of `STRATEGIES`.
+      key: of a random choice.
+
+    Raises:
+      ValueError: n is out of range, or `by` unknown.
+    """
+    check.one_of(STRATEGIES, by=by)
+    check.in_range(1, logits.shape[0], n=n)
+    log_q = jax.nn.log_softmax(wide(logits))
+    largest = lax.top_k(jnp.exp(log_q), 2)[0]
+    if by == "random":
+        score = jax.random.uniform(key, log_q.shape[:1])
+    elif by == "entropy":
+        score = -(jnp.exp(log_q) * log_q).sum(-1)
+    elif by == "certainty":
+        score = -largest[:, 0]
+    else:
+        score = largest[:, 1] - largest[:, 0]
+    return lax.top_k(score, n)[1]
+
+
 def distil(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
@@ -170,6 +221,8 @@ def distil(
     labels: ArrayLike,
     key: Key,
     work: LocalWork,
+    *,
+    average: int = 1,
 ) -> tuple[Params, jax.Array]:
     """Trains a model to say of the public set what `labels` say.
 
@@ -185,6 +238,8 @@ def distil(
       labels: ``[n, K]`` probabilities.
       key: of the order of examples and of the loss.
       work: epochs, each in an order of its own, or steps, and their batch size.
+      average: the student is the mean over its last so many steps (stochastic weight
+        averaging, Izmailov et al., UAI 2018); 1 is where it ends.
 
     Returns:
       The student, and the mean loss over steps.
@@ -194,7 +249,7 @@ def distil(
     """
     data = dict(examples) | {"labels": labels}
     soft = soft_loss(loss_fn, np.shape(labels)[-1])
-    return server.fit(soft, optimizer, params, data, key, work)
+    return server.fit(soft, optimizer, params, data, key, work, average=average)
 
 
 def weighted(outputs: jax.Array, scores: jax.Array | None = None) -> Mean:
@@ -265,3 +320,18 @@ def with_outputs(
 
     # Outputs are bounded by nothing.
     return ClientProgram(init, step, finish)
+
+
+def labelling_clients(
+    loss_fn: LossFn, optimizer: optax.GradientTransformation, logits: LogitsFn
+) -> ClientProgram:
+    """Clients that train and send soft labels, ``[n, K]`` float32, and no model.
+
+    What they receive begins with the parameters and the public inputs.
+    """
+
+    def says(params: Params, received: Any) -> jax.Array:
+        said = jax.nn.softmax(predict(logits, params, received[1]))
+        return said.astype(jnp.float32)
+
+    return with_outputs(local_sgd(loss_fn, optimizer), says, alone=True)

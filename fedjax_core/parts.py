@@ -1,5 +1,6 @@
 """What a method is built from, checked once at the door of its `make`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -12,9 +13,11 @@ from fedjax_core.types import LocalWork
 _KINDS = {
     "client_optimizer": optax.GradientTransformation,
     "server_optimizer": optax.GradientTransformation,
+    "distil_optimizer": optax.GradientTransformation,
     "transform": Transform,
     "reduce": Reduction,
     "downlink": Transform,
+    "logits": Callable,
 }
 
 

@@ -30,6 +30,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check, random, server
 from fedjax_core.arrays import as_float
+from fedjax_core.data.packed import FederatedData
 from fedjax_core.models.model import Model
 from fedjax_core.models.zoo import MLP
 from fedjax_core.personal import merge, split
@@ -173,6 +174,25 @@ def features(
     rows = np.resize(np.arange(len(x)), -(-len(x) // batch_size) * batch_size)
     parts = [some(params, x[r]) for r in rows.reshape(-1, batch_size)]
     return np.concatenate([np.asarray(p, np.float32) for p in parts])[: len(x)]
+
+
+def on_features(
+    features: Callable[[np.ndarray], np.ndarray], data: FederatedData
+) -> FederatedData:
+    """The population with features in the place of its examples, the server's "x" too.
+
+    A linear model trained on them is the head of a network whose extractor stays as it
+    is ("linear evaluation"), running statistics included.
+
+    Args:
+      features: ``[n, ...] -> [n, H]``, with model, head and parameters filled in.
+      data: the population.
+    """
+    mapped = data.map(lambda examples: {**examples, "x": features(examples["x"])})
+    if "x" not in data.public:
+        return mapped
+    public = {**data.public, "x": features(np.asarray(data.public["x"]))}
+    return dataclasses.replace(mapped, public=public)
 
 
 def _extractor(model: Model, head: str) -> Callable[[Params, jax.Array], jax.Array]:

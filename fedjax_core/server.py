@@ -14,7 +14,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core import random
-from fedjax_core.arrays import num_bytes
+from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.local import Carry, sgd_step
 from fedjax_core.map import ClientResults
 from fedjax_core.metrics import Mean
@@ -159,6 +159,8 @@ def fit(
     examples: Mapping[str, ArrayLike],
     key: Key,
     work: LocalWork,
+    *,
+    average: int = 1,
 ) -> tuple[Params, jax.Array]:
     """Trains a model on data of the server, in one compiled loop.
 
@@ -171,6 +173,8 @@ def fit(
       examples: leaves ``[n, ...]``.
       key: of the order of examples and of the loss.
       work: epochs, each in an order of its own, or steps, and their batch size.
+      average: the result is the mean over its last so many steps (stochastic weight
+        averaging, Izmailov et al., UAI 2018); 1 is where it ends.
 
     Returns:
       The model, and the mean loss over steps.
@@ -196,11 +200,27 @@ def fit(
     mask = mask.reshape(-1, size)[:steps]
     keys = jax.random.split(random.stream(key, "step"), steps)
 
-    def step(carry: Carry, now: Any) -> tuple[Carry, None]:
-        row, real, key = now
+    def step(state: Any, now: Any) -> tuple[Any, None]:
+        carry, total = state
+        row, real, key, counts = now
         batch = {name: x[row] for name, x in data.items()} | {"example_mask": real}
-        return sgd_step(loss_fn, optimizer, carry, batch, key), None
+        carry = sgd_step(loss_fn, optimizer, carry, batch, key)
+        if average > 1:
+            at = trained(carry.params)
+            total = jax.tree.map(lambda t, p: t + counts * wide(p), total, at)
+        return (carry, total), None
 
-    start = Carry(params, optimizer.init(trained(params)), Mean.zero())
-    end, _ = jax.lax.scan(step, start, (rows, mask, keys))
-    return end.params, end.train_loss.value
+    weights = trained(params)
+    start = Carry(params, optimizer.init(weights), Mean.zero())
+    total = jax.tree.map(lambda p: jnp.zeros_like(wide(p)), weights)
+    counts = (jnp.arange(steps) >= steps - average).astype(jnp.float32)
+    (end, total), _ = jax.lax.scan(
+        step, (start, total if average > 1 else ()), (rows, mask, keys, counts)
+    )
+    student = end.params
+    if average > 1:
+        mean = jax.tree.map(
+            lambda t, p: (t / min(average, steps)).astype(p.dtype), total, weights
+        )
+        student = with_trained(student, mean)
+    return student, end.train_loss.value

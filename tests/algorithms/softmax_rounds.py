@@ -35,13 +35,13 @@ def own_rows(client: int) -> np.ndarray:
 
 
 def rounds(
-    algorithm, cohorts=COHORTS, train=TRAIN, params=PARAMS
+    algorithm, cohorts=COHORTS, train=TRAIN, params=PARAMS, public=None
 ) -> Iterator[tuple[Any, dict, Any]]:
     """Yields the state and the metrics after every round, and its plan."""
     state = algorithm.init(params, train.num_clients)
     step = jax.jit(algorithm.round)
     for t, ids in enumerate(cohorts):
-        cohort = plan_round(ids, train, algorithm.work, seed=3, round=t)
+        cohort = plan_round(ids, train, algorithm.work, seed=3, round=t, public=public)
         state, metrics = step(state, cohort, KEY)
         yield state, metrics, cohort
 

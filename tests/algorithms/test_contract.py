@@ -25,9 +25,14 @@ from fedjax_core import (
 )
 from fedjax_core.algorithms import (
     apfl,
+    cfd,
     ditto,
+    fd,
+    fedaux,
     fedavg,
+    fedbe,
     fedbuff,
+    feddf,
     feddyn,
     fednova,
     fedopt,
@@ -48,6 +53,7 @@ from fedjax_core.plan import Capacity, Draft
 FEDAVG = fedavg.Config(work=LocalWork(batch_size=4, epochs=2))
 SCAFFOLD = scaffold.Config(work=LocalWork(batch_size=4, epochs=2))
 WORK = LocalWork(batch_size=4, epochs=2)
+TEACH: dict[str, Any] = {"num_classes": 3, "distil_lr": 0.05, "work": WORK}
 METHODS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": lambda loss: fedavg.make(FEDAVG, loss),
     "fedavg, top-k, Adam on the server": lambda loss: fedavg.make(
@@ -90,6 +96,18 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
         mimelite.Config(client_lr=0.02, beta2=0.9, tau=0.1, work=WORK), loss
     ),
     "qfedavg": lambda loss: qfedavg.make(qfedavg.Config(q=2.0, work=WORK), loss),
+    "fd": lambda loss: fd.make(
+        fd.Config(num_public=7, distil_on="server", select="margin", **TEACH), loss
+    ),
+    "cfd": lambda loss: cfd.make(
+        cfd.Config(
+            num_public=9, down_bits=32, delta=True, charge_first_download=True, **TEACH
+        ),
+        loss,
+    ),
+    "feddf": lambda loss: feddf.make(feddf.Config(**TEACH), loss),
+    "fedaux": lambda loss: fedaux.make(fedaux.Config(**TEACH), loss),
+    "fedbe": lambda loss: fedbe.make(fedbe.Config(num_models=3, **TEACH), loss),
     "local only": lambda loss: local_only.make(local_only.Config(work=WORK), loss),
 }
 
@@ -97,6 +115,8 @@ SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
 COHORTS = [[2, 0, 5, 7], [1, 7, 6, 4], [0, 2, 4, 5]]
 EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
 TRAIN = Packed(EXAMPLES, OFFSETS)
+PUBLIC = {"x": EXAMPLES["x"][::4]}  # what the server holds
+PUBLIC["scores"] = np.linspace(0.1, 1, 72, dtype=np.float32).reshape(8, 9)
 KEYS = jax.random.split(jax.random.key(0), len(COHORTS))
 PLAIN = Execution()
 
@@ -125,7 +145,8 @@ class Runner:
         )
         cohort = draft.build(Capacity(slots, 6, 40, 64), num_clients=len(SIZES))
         examples = {k: jnp.asarray(v) for k, v in EXAMPLES.items()}
-        return jax.tree.map(jnp.asarray, dataclasses.replace(cohort, examples=examples))
+        whole = dataclasses.replace(cohort, examples=examples, public=PUBLIC)
+        return jax.tree.map(jnp.asarray, whole)
 
     def plans(self, cohorts, how=PLAIN):
         return [self.plan(ids, t, how) for t, ids in enumerate(cohorts)]

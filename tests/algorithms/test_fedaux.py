@@ -6,97 +6,73 @@ import jax
 import numpy as np
 import optax
 import pytest
+from tests.algorithms.distillation_rounds import (
+    COMMON,
+    DISTIL_LR,
+    N_PUBLIC,
+    PUBLIC,
+    clients,
+    learn,
+    logits,
+    softmax,
+)
 from tests.algorithms.softmax_rounds import (
     COHORTS,
-    KEY,
     MODEL_BYTES,
     PARAMS,
     SIZES,
     START,
-    TRAIN,
     N,
     assert_close,
     combined,
-    deltas,
-    moved,
+    rounds,
     shares,
 )
 from tests.reference import softmax_loss
 
-from fedjax_core import LocalWork, plan_round
-from fedjax_core.algorithms import fedaux, fedavg
+from fedjax_core import FederatedData, Packed, models, pretrain, privacy
+from fedjax_core.algorithms import fedaux, fedavg, feddf
 
 RNG = np.random.default_rng(2)
-K, N_PUBLIC = 3, 10
-X = RNG.normal(size=(N_PUBLIC, 3)).astype(np.float32)
 SCORES = RNG.uniform(0.01, 1, (N, N_PUBLIC)).astype(np.float32)
 PROTOTYPE = np.array([0, 0, 1, 1, 0, 1, 0, 1], np.int32)
-PUBLIC = {"x": X, "scores": SCORES, "prototype": PROTOTYPE}
-CONFIG = fedaux.Config(
-    num_classes=K,
-    client_lr=0.3,
-    work=LocalWork(batch_size=4, epochs=2),
-    # One batch, whose order is of no account.
-    public_work=LocalWork(batch_size=N_PUBLIC, epochs=3),
+OURS = PUBLIC | {"scores": SCORES, "prototype": PROTOTYPE}
+CONFIG = fedaux.Config(**COMMON)
+FEDAUX = fedaux.make(CONFIG, softmax_loss, distil_optimizer=optax.sgd(DISTIL_LR))
+MIXED = fedaux.make_mixed(
+    CONFIG, [softmax_loss] * 2, distil_optimizer=optax.sgd(DISTIL_LR)
 )
-SGD = optax.sgd(0.5)
 
 
-def rounds(algorithm, params=PARAMS, cohorts=COHORTS, **public):
-    """State, metrics and plan of one round after the other."""
-    state, step = algorithm.init(params, N), jax.jit(algorithm.round)
-    for t, ids in enumerate(cohorts):
-        cohort = plan_round(ids, TRAIN, algorithm.work, seed=3, round=t)
-        cohort = dataclasses.replace(cohort, public=PUBLIC | public)
-        state, metrics = step(state, cohort, KEY)
-        yield state, metrics, cohort
-
-
-def last(*args, **kwargs):
-    *_, (state, _, _) = rounds(*args, **kwargs)
+def last(algorithm, params=PARAMS, cohorts=COHORTS[:2], **public):
+    """The model after some rounds."""
+    *_, (state, _, _) = rounds(algorithm, cohorts, params=params, public=OURS | public)
     return state.params
 
 
-def logits(params):
-    return X.astype(np.float64) @ params["w"] + params["b"]
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def softmax(z):
-    p = np.exp(z - z.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
-
-
-def distilled(params, teacher, lr=0.5, epochs=3):
-    """Gradient descent on KL(teacher || student)."""
-    for _ in range(epochs):
-        error = (softmax(logits(params)) - teacher) / N_PUBLIC
-        gradient = {"w": X.T @ error, "b": error.sum(0)}
-        params = moved(params, gradient, -lr)
-    return params
-
-
-def federated(models, cohort, scores):
+def federated(models, cohort):
     """A round of Algorithm 15: models by prototype, of which a client has one."""
     of = PROTOTYPE if len(models) > 1 else np.zeros(N, int)
-    moves = [deltas(params, cohort, 0.3) for params in models]
-    clients = list(moves[0])
-    F = {i: logits(moved(models[of[i]], moves[of[i]][i])) for i in clients}
-    num = sum(scores[i][:, None] * F[i] for i in clients)
-    teacher = softmax(num / sum(scores[i][:, None] for i in clients))
+    trained = [clients(params, cohort) for params in models]
+    local = {i: trained[of[i]][i] for i in trained[0]}
+    num = sum(SCORES[i][:, None] * logits(w) for i, w in local.items())
+    teacher = softmax(num / sum(SCORES[i][:, None] for i in local))
     new = []
     for p, params in enumerate(models):
-        own = [i for i in clients if of[i] == p]
-        if own:
-            params = moved(params, combined(shares(own), {i: moves[p][i] for i in own}))
-        new.append(distilled(params, teacher))
+        own = {i: w for i, w in local.items() if of[i] == p}
+        mean = combined(shares(own), own) if own else params
+        new.append(learn(mean, teacher))
     return new
 
 
 def test_rounds_match_the_paper():
-    algorithm = fedaux.make(CONFIG, softmax_loss, distil_optimizer=SGD)
     models = [START]
-    for state, metrics, cohort in rounds(algorithm):
-        models = federated(models, cohort, SCORES)
+    for state, metrics, cohort in rounds(FEDAUX, public=OURS):
+        models = federated(models, cohort)
         assert_close(state.params, models[0], rtol=1e-4, atol=5e-6)
         there = sum(SIZES[i] > 0 for i in cohort.client_id)
         # Models alone are sent: public data and scores are the server's.
@@ -106,69 +82,109 @@ def test_rounds_match_the_paper():
 
 
 def test_rounds_of_two_prototypes_match_the_paper():
-    algorithm = fedaux.make_mixed(
-        CONFIG, [softmax_loss, softmax_loss], distil_optimizer=SGD
-    )
-    other = {name: -p for name, p in PARAMS.items()}
     models = [START, {name: -p for name, p in START.items()}]
+    params = (PARAMS, {name: -p for name, p in PARAMS.items()})
     # In the last round nobody has the first prototype.
-    for state, metrics, cohort in rounds(
-        algorithm, (PARAMS, other), [*COHORTS[:2], [2, 5, 7]]
-    ):
-        models = federated(models, cohort, SCORES)
+    cohorts = [*COHORTS[:2], [2, 5, 7]]
+    for state, metrics, cohort in rounds(MIXED, cohorts, params=params, public=OURS):
+        models = federated(models, cohort)
         for got, expected in zip(state.params, models, strict=True):
             assert_close(got, expected, rtol=1e-4, atol=5e-6)
         steps = np.asarray(cohort.num_steps)
         assert metrics["local_steps"] == steps.sum()
         assert metrics["valid_clients"] == (steps > 0).sum()
         assert metrics["downlink_bytes"] == MODEL_BYTES * (steps > 0).sum()
+        assert metrics["failure"].shape == steps.shape
         assert 0 < metrics["train_loss"] < 5
 
 
-def test_one_prototype_is_the_general_code_with_one_group():
-    single = last(fedaux.make(CONFIG, softmax_loss))
-    twice = fedaux.make_mixed(CONFIG, [softmax_loss] * 2)
-    params = last(twice, (PARAMS, PARAMS), prototype=np.zeros(N, np.int32))
-    assert_close(params[0], single)
-    (alone,) = last(fedaux.make_mixed(CONFIG, [softmax_loss]), (PARAMS,))
-    assert_same(alone, single)
+def test_several_prototypes_of_which_all_have_one_are_fedaux():
+    params = last(MIXED, (PARAMS, PARAMS), prototype=np.zeros(N, np.int32))
+    assert_close(params[0], last(FEDAUX))
 
 
-def assert_same(a, b):
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name])
+def test_with_equal_scores_it_is_feddf():
+    same = feddf.make(
+        feddf.Config(**COMMON), softmax_loss, distil_optimizer=optax.sgd(DISTIL_LR)
+    )
+    expected = last(same)
+    assert_same(last(FEDAUX, scores=np.ones_like(SCORES)), expected)
+    # The scale of scores is of no account, which clients differ by is.
+    assert_close(last(FEDAUX, scores=np.full_like(SCORES, 0.3)), expected)
+    assert_close(last(FEDAUX, scores=7 * SCORES), last(FEDAUX))
+    assert np.abs(last(FEDAUX)["w"] - expected["w"]).max() > 1e-4
 
 
-def test_equal_scores_weigh_all_alike_and_their_scale_is_of_no_account():
-    algorithm = fedaux.make(CONFIG, softmax_loss)
-    expected = last(algorithm, scores=np.ones_like(SCORES))
-    assert_close(last(algorithm, scores=np.full_like(SCORES, 0.3)), expected)
-    assert_close(last(algorithm, scores=7 * SCORES), last(algorithm))
-    assert np.abs(last(algorithm)["w"] - expected["w"]).max() > 1e-5
-
-
-def test_certainty_of_one_client_alone_is_its_own_model():
-    one = np.full_like(SCORES, 1e-30)
-    one[5] = 1.0
-    algorithm = fedaux.make(CONFIG, softmax_loss, distil_optimizer=SGD)
-    ((state, _, cohort),) = rounds(algorithm, cohorts=[[2, 0, 5, 7]], scores=one)
-    moves = deltas(START, cohort, 0.3)
-    teacher = softmax(logits(moved(START, moves[5])))
-    mean = moved(START, combined(shares(moves), moves))
-    assert_close(state.params, distilled(mean, teacher), rtol=1e-4, atol=5e-6)
+def test_who_alone_is_certain_teaches_alone():
+    certain = np.full_like(SCORES, 1e-8)
+    certain[5] = 1.0
+    ((state, _, cohort),) = rounds(
+        FEDAUX, COHORTS[:1], public=OURS | {"scores": certain}
+    )
+    local = clients(START, cohort)
+    expected = learn(combined(shares(local), local), softmax(logits(local[5])))
+    assert_close(state.params, expected, rtol=1e-4, atol=5e-6)
 
 
 def test_without_distillation_it_is_fedavg():
-    still = fedaux.make(CONFIG, softmax_loss, distil_optimizer=optax.sgd(0.0))
-    same = fedavg.make(fedavg.Config(client_lr=0.3, work=CONFIG.work), softmax_loss)
-    assert_close(last(still), last(same), rtol=1e-6)
+    still = fedaux.make(CONFIG, softmax_loss, distil_optimizer=optax.set_to_zero())
+    config = fedavg.Config(client_lr=0.3, work=CONFIG.work)
+    assert_close(last(still), last(fedavg.make(config, softmax_loss)), rtol=1e-6)
+
+
+def test_scores_that_are_not_there_are_named():
+    other = dataclasses.replace(CONFIG, scores="certainty")
+    algorithm = fedaux.make(other, softmax_loss)
+    with pytest.raises(ValueError, match=r"scores must be one of .* got 'certainty'"):
+        next(rounds(algorithm, public=OURS))
+
+
+def test_preparation_scores_by_features_within_a_public_bound():
+    sizes = np.array([3, 0, 5])
+    x = RNG.normal(size=(8, 4)).astype(np.float32)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    data = FederatedData(Packed({"x": x, "y": np.zeros(8, np.int32)}, offsets))
+    negatives, queries = RNG.normal(size=(2, 6, 4)).astype(np.float32)
+    model = models.mlp(4, 3, hidden=(2,))
+    params = jax.tree.map(np.asarray, model.init(jax.random.key(1)))
+    config = privacy.CertaintyConfig(epsilon=None)
+    got = fedaux.prepare(
+        config,
+        lambda x: pretrain.features(model, "Dense_1", params, x),
+        data,
+        negatives,
+        queries,
+        jax.random.key(0),
+    )
+
+    def features(x):
+        body = params["Dense_0"]
+        return np.maximum(x @ body["kernel"] + body["bias"], 0)
+
+    known = [features(negatives), features(queries)]
+    own = np.zeros((3, 5, 2))
+    own[0, :3], own[2] = features(x[:3]), features(x[3:])
+    mask = np.arange(5) < sizes[:, None]
+    bound = max(np.linalg.norm(h, axis=1).max() for h in known)
+    expected = privacy.certainty(
+        config, jax.random.key(0), own, mask, *known, bound=bound
+    )
+    np.testing.assert_allclose(got.scores, expected.scores, rtol=1e-5)
+    assert got.scores.shape == (3, 6)
+
+
+def test_preparation_costs_what_the_paper_prints():
+    down, up = fedaux.preparation_bytes((), 512, 12_000)
+    assert (down, up) == (24_576_000, 2048)
+    model = jax.eval_shape(models.resnet8(100, norm="group").init, jax.random.key(0))
+    assert fedaux.preparation_bytes(model, 512, 12_000)[0] - down == 19_797_648
 
 
 @pytest.mark.parametrize(
     ("field", "value", "error", "message"),
     [
         ("num_classes", 0, ValueError, "num_classes must be >= 1, got 0"),
-        ("distil_lr", 0.0, ValueError, "distil_lr must be > 0"),
+        ("distil_lr", 0.0, ValueError, "distil_lr must be > 0 and finite, got 0.0"),
         ("public_work", None, TypeError, "public_work must be a LocalWork"),
     ],
 )

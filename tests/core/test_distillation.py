@@ -1,5 +1,7 @@
 """Soft labels and ensembles against closed forms and a loop over clients."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,7 @@ from fedjax_core import (
 from fedjax_core.distillation import (
     distil,
     ensemble,
+    informative,
     logits_of_loss,
     logits_of_model,
     predict,
@@ -41,7 +44,7 @@ from fedjax_core.types import Stateful
 
 RNG = np.random.default_rng(1)
 N_PUBLIC, K = 10, 3
-PUBLIC = {"x": RNG.normal(size=(N_PUBLIC, 3)).astype(np.float32)}
+PUBLIC: dict[str, Any] = {"x": RNG.normal(size=(N_PUBLIC, 3)).astype(np.float32)}
 LABELS = RNG.dirichlet(np.ones(K), N_PUBLIC).astype(np.float32)
 SGD = optax.sgd(0.1)
 
@@ -57,7 +60,7 @@ def soft_gradient(params, labels=LABELS):
     return {"w": PUBLIC["x"].T @ error, "b": error.sum(0)}
 
 
-def batch(labels=LABELS):
+def batch(labels: Any = LABELS):
     return {**PUBLIC, "labels": labels, "example_mask": np.ones(N_PUBLIC, bool)}
 
 
@@ -126,7 +129,8 @@ def test_a_model_in_evaluation_says_its_logits_and_learns_with_statistics():
     params = model.init(KEY)
     assert isinstance(params, Stateful)
     variables = {"params": params.params, **params.stats}
-    expected = jax.nn.log_softmax(module.apply(variables, PUBLIC["x"]))
+    outputs: Any = module.apply(variables, PUBLIC["x"])
+    expected = jax.nn.log_softmax(outputs)
     got = predict(logits_of_model(model), params, PUBLIC, 4)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="logits must be given for a model with runn"):
@@ -152,6 +156,38 @@ def test_full_batches_are_gradient_descent():
     for name in PARAMS:
         np.testing.assert_allclose(params[name], expected[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
+
+
+def test_the_student_may_be_the_mean_over_its_last_steps():
+    def after(epochs, average=1):
+        work = LocalWork(batch_size=N_PUBLIC, epochs=epochs)
+        how = {"average": average}
+        return distil(softmax_loss, SGD, PARAMS, PUBLIC, LABELS, KEY, work, **how)[0]
+
+    mean = (after(4)["w"] + after(5)["w"]) / 2
+    np.testing.assert_allclose(after(5, average=2)["w"], mean, rtol=1e-5)
+
+
+def test_what_a_model_is_least_sure_of_is_selected():
+    p = RNG.dirichlet(np.ones(K), 40)
+    z, first = jnp.log(p), np.sort(p, 1)[:, ::-1]
+    scores = {
+        "entropy": -(p * np.log(p)).sum(1),
+        "certainty": -first[:, 0],
+        "margin": first[:, 1] - first[:, 0],
+    }
+    for by, score in scores.items():
+        expected = np.argsort(-score, kind="stable")[:7]
+        np.testing.assert_array_equal(informative(z, 7, by, KEY), expected)
+    # Of two classes all rank alike; equals are taken in order.
+    p = np.array([0.9, 0.5, 0.6, 0.5, 0.2])
+    two = jnp.log(np.stack([p, 1 - p], 1))
+    for by in scores:
+        np.testing.assert_array_equal(informative(two, 4, by, KEY), [1, 3, 2, 4])
+    drawn = np.asarray(informative(z, 39, "random", KEY))
+    assert len(set(drawn)) == 39
+    with pytest.raises(ValueError, match=r"n must be in \[1, 40\], got 41"):
+        informative(z, 41, "margin", KEY)
 
 
 def visited(work):

@@ -1,6 +1,7 @@
 """Contrastive pre-training against its formula, and what it leaves of a model."""
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -9,7 +10,15 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_core import LocalWork, models, pretrain, server
+from fedjax_core import (
+    FederatedData,
+    LocalWork,
+    Packed,
+    models,
+    plan_round,
+    pretrain,
+    server,
+)
 from fedjax_core.algorithms import fedavg
 from fedjax_core.types import Stateful
 
@@ -34,6 +43,10 @@ class Net(nn.Module):
     def __call__(self, x, train=False):
         x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(nn.Dense(5)(x))
         return nn.Dense(3)(x)
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def loss_of_pairs(z, temperature):
@@ -107,7 +120,7 @@ def test_training_moves_the_extractor_alone_and_lowers_the_loss(trained):
     far, less = pretrain.contrastive(longer, MODEL, "Dense_1", X, KEY, shaken)
     assert less < loss
     # The head has no part in the loss: it stays as it was drawn.
-    jax.tree.map(np.testing.assert_array_equal, params["Dense_1"], far["Dense_1"])
+    assert_same(params["Dense_1"], far["Dense_1"])
     assert np.abs(params["Dense_0"]["kernel"] - far["Dense_0"]["kernel"]).max() > 0.01
 
 
@@ -133,16 +146,54 @@ def test_a_method_starts_from_the_extractor_with_a_head_of_its_own(trained):
     state = algorithm.init(fresh, 2)
     for name, leaves in state.params.items():
         expected = (fresh if name == "Dense_1" else extractor)[name]
-        jax.tree.map(np.testing.assert_array_equal, leaves, expected)
+        assert_same(leaves, expected)
     assert algorithm.parts["extractor"].endswith("without Dense_1")
     other = pretrain.starting_from(plain, fresh, "Dense_1")
     assert algorithm.parts["extractor"] != other.parts["extractor"]
 
 
+def test_a_linear_model_on_features_is_the_head_of_a_network_that_stays():
+    params = MODEL.init(KEY)
+    y = RNG.integers(0, 3, 20).astype(np.int32)
+    data = FederatedData(
+        Packed({"x": X, "y": y}, np.array([0, 8, 20])), public={"x": X[:5], "s": y}
+    )
+    parts = {"Dense_0": "still", "Dense_1": "head"}
+    optimizers = {"still": optax.set_to_zero(), "head": optax.sgd(0.1)}
+    config = fedavg.Config(work=LocalWork(batch_size=4, epochs=2))
+    whole = fedavg.make(
+        config,
+        MODEL.loss,
+        client_optimizer=optax.multi_transform(
+            optimizers,
+            {k: jax.tree.map(lambda _: v, params[k]) for k, v in parts.items()},  # noqa: B023
+        ),
+    )
+    mapped = pretrain.on_features(
+        lambda x: pretrain.features(MODEL, "Dense_1", params, x), data
+    )
+    linear = models.logistic_regression(5, 3)
+    head = fedavg.make(config, linear.loss)
+    ends = []
+    for algorithm, start, split in (
+        (whole, params, data.train),
+        (head, {"Dense_0": params["Dense_1"]}, mapped.train),
+    ):
+        cohort = plan_round([0, 1], split, config.work, seed=0, round=0)
+        ends.append(jax.jit(algorithm.round)(algorithm.init(start, 2), cohort, KEY)[0])
+    assert_same(ends[0].params["Dense_0"], params["Dense_0"])
+    got, expected = ends[1].params["Dense_0"], ends[0].params["Dense_1"]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, expected
+    )
+    assert mapped.public["x"].shape == (5, 5)
+    assert_same(mapped.public["s"], y)
+
+
 def test_text_is_trained_on_by_its_next_word():
     model = models.char_lstm(num_ids=5, length=6, embedding=4, hidden=())
     text = np.tile(np.arange(1, 5), 10)[: 7 * 5].reshape(5, 7).astype(np.int32)
-    examples = {"x": text[:, :-1], "y": text[:, 1:]}
+    examples: Any = {"x": text[:, :-1], "y": text[:, 1:]}
     start, adam = model.init(KEY), optax.adam(0.03)
     work = LocalWork(batch_size=5, epochs=60)
     params, _ = jax.jit(server.fit, static_argnums=(0, 1, 5))(

@@ -1,0 +1,173 @@
+r"""Federated distillation: clients send what their models say of a public data set.
+
+Clients of the cohort S train :math:`\theta_t` on their own data to :math:`\theta^i`,
+and send soft labels of the n public inputs. A model learns their mean,
+
+.. math::
+
+  Y_t = \frac{1}{|S|} \sum_{i \in S} \mathrm{softmax} f_{\theta^i}(X_{pub}), \qquad
+  \theta_{t+1} = \mathrm{distil}(\theta, X_{pub}, Y_t) .
+
+Where the server distils, it sends :math:`\theta_{t+1}`. Where clients do, it sends
+:math:`Y_t`; they share the seed of all that is random and end with the same parameters
+to the bit, so they are made once. Those who follow every round may start from their
+last ones, others have to start from a common :math:`\theta_0`.
+
+The public inputs are ``FederatedData.public["x"]``; sending them is not counted. One
+round of long local training is one-shot distillation (Guha et al.).
+
+References:
+  Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from Distributed
+  Data", TU Berlin 2021, Algorithm 3 and section 2.1; Guha et al., "One-Shot Federated
+  Learning", arXiv 1902.11175, 2019.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import check, random
+from fedjax_core.arrays import num_bytes
+from fedjax_core.distillation import (
+    STRATEGIES,
+    LogitsFn,
+    distil,
+    informative,
+    labelling_clients,
+    logits_of_loss,
+    predict,
+    public_inputs,
+)
+from fedjax_core.local import init_bytes
+from fedjax_core.map import map_clients
+from fedjax_core.parts import check_parts
+from fedjax_core.reduce import Reduction, mean
+from fedjax_core.types import Algorithm, LocalWork, LossFn, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    r"""Hyper-parameters of federated distillation.
+
+    Attributes:
+      num_public: n, inputs that are labelled in a round, chosen by `select`.
+      num_classes: K.
+      client_lr: step size of the clients' SGD.
+      distil_lr: step size of Adam in distillation.
+      work: local work per client and round.
+      public_work: epochs, or steps, of distillation, and their batch size.
+      distil_on: "clients" or the "server".
+      start: distillation starts from its "previous" result, which clients have only
+        where all take part in every round, or from the "initial" model.
+      select: "first" takes the first n public inputs, the others those of
+        `fedjax_core.distillation.informative`, anew in every round, by the last model.
+      charge_first_download: count labels as received in the first round too, when there
+        are none and clients start from :math:`\theta_0`.
+    """
+
+    num_public: int
+    num_classes: int = 10
+    client_lr: float = 0.1
+    distil_lr: float = 1e-3
+    work: LocalWork = LocalWork()
+    public_work: LocalWork = LocalWork()
+    distil_on: Literal["clients", "server"] = "clients"
+    start: Literal["previous", "initial"] = "initial"
+    select: Literal["first", "random", "entropy", "certainty", "margin"] = "first"
+    charge_first_download: bool = False
+
+    def __post_init__(self):
+        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
+        check.positive_int(num_public=self.num_public, num_classes=self.num_classes)
+        check.instance(LocalWork, public_work=self.public_work)
+        check.one_of(("clients", "server"), distil_on=self.distil_on)
+        check.one_of(("previous", "initial"), start=self.start)
+        check.one_of(("first", *STRATEGIES), select=self.select)
+
+
+class State(NamedTuple):
+    """What survives a round."""
+
+    params: Params  # what distillation made last
+    initial: Any  # theta_0, or () where nobody starts there
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    client_optimizer: optax.GradientTransformation | None = None,
+    distil_optimizer: optax.GradientTransformation | None = None,
+    reduce: Reduction | None = None,
+    logits: LogitsFn | None = None,
+) -> Algorithm:
+    """Builds federated distillation for a loss that is the cross-entropy of a class.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
+      distil_optimizer: instead of Adam with ``config.distil_lr``.
+      reduce: instead of the uniform mean of labels.
+      logits: of a model with dropout or running statistics, in evaluation:
+        `fedjax_core.distillation.logits_of_model`.
+    """
+    check_parts(
+        Config, config, loss_fn, client_optimizer=client_optimizer,
+        distil_optimizer=distil_optimizer, reduce=reduce, logits=logits,
+    )  # fmt: skip
+    client_opt = client_optimizer or optax.sgd(config.client_lr)
+    distil_opt = distil_optimizer or optax.adam(config.distil_lr)
+    reduce = reduce or mean("uniform")
+    logits = logits or logits_of_loss(loss_fn, config.num_classes)
+    client = labelling_clients(loss_fn, client_opt, logits)
+    n, label_bytes = config.num_public, 4.0 * config.num_public * config.num_classes
+
+    def init(params, num_clients):
+        del num_clients
+        return State(params, params if config.start == "initial" else ())
+
+    def round(state, cohort, key):
+        public, rows = public_inputs(cohort, n), jnp.arange(n)
+        if config.select != "first":
+            by, choice = config.select, random.stream(key, "select")
+            rows = informative(predict(logits, state.params, public), n, by, choice)
+        public = {name: x[rows] for name, x in public.items()}
+        shared = (state.params, public)
+        results = map_clients(client, shared, cohort, key, reduce=reduce)
+        start = state.initial if config.start == "initial" else state.params
+        params, loss = distil(
+            loss_fn,
+            distil_opt,
+            start,
+            public,
+            results.update,
+            random.stream(key, "distil"),
+            config.public_work,
+        )
+        if config.distil_on == "server":
+            received = num_bytes(params)
+        else:
+            sent = config.charge_first_download | (cohort.round > 0)
+            received = jnp.where(sent, label_bytes, 0)
+        metrics = {
+            "distil_loss": loss,
+            "downlink_bytes": jnp.float32(received) * cohort.client_mask.sum(),
+        }
+        return state._replace(params=params), results.metrics | metrics
+
+    return Algorithm(
+        name="fd",
+        config=config,
+        work=config.work,
+        init=init,
+        round=round,
+        client_bytes=lambda params: init_bytes(client_opt)(params) + int(label_bytes),
+        parts={
+            "client_optimizer": "custom" if client_optimizer else "sgd",
+            "distil_optimizer": "custom" if distil_optimizer else "adam",
+            "reduce": reduce.name,
+        },
+    )

@@ -1,0 +1,180 @@
+r"""FedDF: FedAvg whose server distils the cohort's ensemble into the mean of models.
+
+.. math::
+
+  \bar\theta = \frac{\sum_{i \in S} n_i \theta^i}{\sum_{i \in S} n_i}, \qquad
+  \theta_{t+1} = \mathrm{distil}\Bigl(\bar\theta, X_{pub},
+    \mathrm{softmax}\Bigl(\frac{1}{|S|} \sum_{i \in S} f_{\theta^i}(X_{pub})\Bigr)\Bigr)
+
+Logits are averaged, not probabilities. Clients send models as in FedAvg; what these say
+of the public inputs, ``FederatedData.public["x"]``, is summed up as they come.
+
+References:
+  Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning",
+  NeurIPS 2020, Algorithm 1.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import check, random, server
+from fedjax_core.arrays import num_bytes
+from fedjax_core.distillation import (
+    Examples,
+    LogitsFn,
+    distil,
+    ensemble,
+    logits_of_loss,
+    predict,
+    public_inputs,
+    weighted,
+    with_outputs,
+)
+from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.map import map_clients
+from fedjax_core.parts import check_parts
+from fedjax_core.reduce import Reduction, mean, total
+from fedjax_core.types import (
+    Algorithm,
+    Key,
+    LocalWork,
+    LossFn,
+    Params,
+    PyTree,
+    trained,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Hyper-parameters of FedDF.
+
+    Attributes:
+      num_classes: K.
+      client_lr: step size of the clients' SGD.
+      distil_lr: step size of Adam in distillation.
+      work: local work per client and round.
+      public_work: epochs, or steps, of distillation, and their batch size.
+      weights: of the mean of models, "examples" or "uniform".
+    """
+
+    num_classes: int = 10
+    client_lr: float = 0.1
+    distil_lr: float = 1e-3
+    work: LocalWork = LocalWork()
+    public_work: LocalWork = LocalWork()
+    weights: Literal["examples", "uniform"] = "examples"
+
+    def __post_init__(self):
+        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
+        check.positive_int(num_classes=self.num_classes)
+        check.instance(LocalWork, public_work=self.public_work)
+        check.one_of(("examples", "uniform"), weights=self.weights)
+
+
+class State(NamedTuple):
+    """What survives a round."""
+
+    params: Params
+
+
+class Teacher(NamedTuple):
+    """How an ensemble comes from clients: their mean logits, unless said otherwise.
+
+    Attributes:
+      says: ``(params, received) -> outputs`` of a client, whose model is `params` and
+        who was sent the server's model and the public inputs.
+      reduce: of the outputs, besides the models.
+      labels: ``(outputs, update, center, public, key) -> [n, K]``, probabilities, from
+        what was reduced of outputs and updates, and the mean model.
+    """
+
+    says: Callable[[Params, Any], PyTree]
+    reduce: Reduction
+    labels: Callable[[Any, PyTree, Params, Examples, Key], jax.Array]
+
+
+def mean_logits(logits: LogitsFn) -> Teacher:
+    """The teacher of FedDF."""
+    return Teacher(
+        lambda params, received: weighted(predict(logits, params, received[1])),
+        total(),
+        lambda outputs, *_: jax.nn.softmax(ensemble(outputs)),
+    )
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    client_optimizer: optax.GradientTransformation | None = None,
+    distil_optimizer: optax.GradientTransformation | None = None,
+    logits: LogitsFn | None = None,
+    teacher: Callable[[LogitsFn], Teacher] = mean_logits,
+    average: int = 1,
+) -> Algorithm:
+    """Builds FedDF for a loss that is the cross-entropy of a class.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
+      distil_optimizer: instead of Adam with ``config.distil_lr``.
+      logits: of a model with dropout or running statistics, in evaluation:
+        `fedjax_core.distillation.logits_of_model`.
+      teacher: what is distilled.
+      average: as in `fedjax_core.distillation.distil`.
+    """
+    check_parts(
+        Config, config, loss_fn, client_optimizer=client_optimizer,
+        distil_optimizer=distil_optimizer, logits=logits,
+    )  # fmt: skip
+    client_opt = client_optimizer or optax.sgd(config.client_lr)
+    distil_opt = distil_optimizer or optax.adam(config.distil_lr)
+    taught = teacher(logits or logits_of_loss(loss_fn, config.num_classes))
+    client = with_outputs(local_sgd(loss_fn, client_opt), taught.says)
+    reduce = {"update": mean(config.weights), "outputs": taught.reduce}
+
+    def init(params, num_clients):
+        del num_clients
+        return State(params)
+
+    def round(state, cohort, key):
+        shared = (state.params, public := public_inputs(cohort))
+        results = map_clients(client, shared, cohort, key, reduce=reduce)
+        update, outputs = results.update["update"], results.update["outputs"]
+        center = server.move(state.params, trained(update), update)
+        params, loss = distil(
+            loss_fn,
+            distil_opt,
+            center,
+            public,
+            taught.labels(
+                outputs, update, center, public, random.stream(key, "teacher")
+            ),
+            random.stream(key, "distil"),
+            config.public_work,
+            average=average,
+        )
+        sent = jnp.float32(num_bytes(state.params)) * cohort.client_mask.sum()
+        metrics = {"distil_loss": loss, "downlink_bytes": sent}
+        return State(params), results.metrics | metrics
+
+    return Algorithm(
+        name="feddf",
+        config=config,
+        work=config.work,
+        init=init,
+        round=round,
+        # Outputs are few; a model's squares are another model.
+        client_bytes=lambda params: init_bytes(client_opt)(params) + num_bytes(params),
+        parts={
+            "client_optimizer": "custom" if client_optimizer else "sgd",
+            "distil_optimizer": "custom" if distil_optimizer else "adam",
+        },
+    )

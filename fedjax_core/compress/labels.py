@@ -1,0 +1,169 @@
+r"""Soft labels in few bits: a constrained quantiser, and codes for what it says.
+
+References:
+  Sattler et al., "CFD: Communication-Efficient Federated Distillation via Soft-Label
+  Quantization and Delta Coding", IEEE TNSE 2022; Sattler, "Concepts for Efficient,
+  Adaptive and Robust Deep Learning from Distributed Data", TU Berlin 2021, chapter 5.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.arrays import wide
+from fedjax_core.transform import Message, Transform
+from fedjax_core.types import Key
+
+
+def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
+    r"""The nearest probabilities in multiples of :math:`1 / L`, :math:`L = 2^b - 1`.
+
+    .. math::
+
+      Q_b(p) = \arg\min_q \lVert q - p \rVert_1 \quad \text{subject to} \quad
+      L q_k \in \{0, 1, \dots\}, \; \sum_k q_k = 1,
+
+    by largest remainders; ties fall to a random class. One bit is a vote for the
+    likeliest class. No entry moves by :math:`1 / L` or more, and a second time nothing
+    moves.
+
+    Args:
+      p: ``[..., K]`` non-negative, summing to 1 along the last axis.
+      bits: b, 1 to 16: float32 has no room for more.
+      key: of the ties.
+
+    Returns:
+      ``[..., K]`` in the dtype of `p`, float32 or wider.
+
+    Raises:
+      ValueError: bits out of range, K < 2.
+    """
+    check.in_range(1, 16, bits=bits)
+    levels, p = 2**bits - 1, wide(p)
+    if p.shape[-1] < 2:
+        raise ValueError(f"p must be of at least 2 classes, got shape {p.shape}.")
+    scaled = levels * p
+    # Numbers that rounding took just below whole ones count as whole.
+    whole = jnp.floor(scaled + (1e-6 + levels * 2.0**-22))
+    at = lax.broadcasted_iota(jnp.int32, p.shape, p.ndim - 1)
+    ties = jax.random.uniform(key, p.shape)
+    # Sorted along, whole numbers are fixed: XLA may round a product that it works out
+    # for each of its uses in another way each time, and sums would not add up.
+    _, _, whole, place = lax.sort((whole - scaled, ties, whole, at), num_keys=2)
+    missing = levels - whole.sum(-1, keepdims=True)
+    whole = whole + (at < missing)
+    return lax.sort((place, whole), num_keys=1)[1] / levels
+
+
+def num_label_vectors(bits: int, num_classes: int) -> int:
+    """How many probability vectors `quantise_probabilities` tells apart."""
+    return math.comb(2**bits - 1 + num_classes - 1, num_classes - 1)
+
+
+def entropy_bits(symbols: jax.Array, num_symbols: int) -> jax.Array:
+    """The empirical entropy of symbols 0 to num_symbols - 1, in bits a symbol; ``[]``.
+
+    An ideal arithmetic coder sends n symbols in n times as many bits, see
+    `fedjax_core.compress.arithmetic`.
+    """
+    share = jnp.bincount(symbols.ravel(), length=num_symbols) / symbols.size
+    return -jnp.where(
+        share > 0, share * jnp.log2(jnp.where(share > 0, share, 1)), 0
+    ).sum()
+
+
+def delta_encode(labels: jax.Array, previous: jax.Array) -> jax.Array:
+    """What changed: labels 1 to K where they differ from `previous`, 0 elsewhere.
+
+    Against 0s, a history of nothing, labels are sent as they are.
+    """
+    return jnp.where(labels != previous, labels, jnp.zeros_like(labels))
+
+
+def delta_decode(message: jax.Array, previous: jax.Array) -> jax.Array:
+    """The labels of `delta_encode`, from it and the labels decoded before."""
+    return jnp.where(message != 0, message, previous)
+
+
+def soft_labels(bits: int, *, delta: bool = False) -> Transform:
+    """`quantise_probabilities` for labels ``[n, K]`` of a public set, entropy coded.
+
+    One bit sends classes, in as many bits as their empirical entropy says. More bits
+    send the number of a vector. With `delta`, both are coded against what the same
+    sender last said, example by example: a class as itself or "as before", a vector
+    after an entropy coded flag. The state is that history, in integers of 8 or 16 bits.
+    The public set and its order must stay the same.
+    """
+    check.positive_int(bits=bits)
+    check.in_range(1, 16, bits=bits)
+    levels = 2**bits - 1
+
+    def init(labels):
+        n, num_classes = labels.shape
+        largest = num_classes if bits == 1 else levels
+        dtype = jnp.int8 if largest < 2**7 else jnp.int32
+        return jnp.zeros(n if bits == 1 else (n, num_classes), dtype) if delta else ()
+
+    def apply(message, previous, key):
+        sent = quantise_probabilities(message.update, bits, key)
+        n, num_classes = sent.shape
+        if bits == 1:
+            labels = 1 + sent.argmax(-1)
+            new = delta_encode(labels, previous) if delta else labels
+            each = entropy_bits(new, num_classes + 1)
+        else:
+            labels = jnp.round(levels * sent).astype(jnp.int32)
+            each = jnp.float32(math.log2(num_label_vectors(bits, num_classes)))
+            if delta:
+                changed = (labels != previous).any(-1)
+                flag = entropy_bits(changed.astype(jnp.int32), 2)
+                each = flag + changed.mean() * each
+        kept = labels.astype(previous.dtype) if delta else ()
+        sent = sent.astype(message.update.dtype)
+        return Message(sent, jnp.float32(n * each)), kept
+
+    name = f"soft_labels({bits}{', delta' if delta else ''})"
+    return Transform(init, apply, lambda bound: float("inf"), name)
+
+
+def delta_entropy(agreement: ArrayLike, num_classes: int) -> np.ndarray:
+    r"""Bits a label of delta coding, :math:`h(a) + (1 - a) \log_2 K`.
+
+    Args:
+      agreement: a, the chance that a label stays; one that changes is uniform over the
+        K classes, and h is the entropy of a coin.
+      num_classes: K.
+    """
+    a = np.asarray(agreement, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        coin = -np.where(a > 0, a * np.log2(a), 0)
+        coin = coin - np.where(a < 1, (1 - a) * np.log2(1 - a), 0)
+    return coin + (1 - a) * math.log2(num_classes)
+
+
+def break_even_agreement(num_classes: int) -> float:
+    """The agreement above which delta coding of uniform labels pays off."""
+    check.in_range(2, math.inf, num_classes=num_classes)
+    # Near 0 the coin costs more than a tells; from one agreement on it costs less.
+    low, high = 1e-9, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        pays = delta_entropy(middle, num_classes) < math.log2(num_classes)
+        low, high = (low, middle) if pays else (middle, high)
+    return high
+
+
+def fit_power_law(rounds: ArrayLike, entropy: ArrayLike) -> tuple[float, float]:
+    r"""Fits :math:`H_t = c\,t^{-d}` by least squares of logarithms; returns c and d.
+
+    Args:
+      rounds: t >= 1.
+      entropy: ``H_t > 0``, bits a label.
+    """
+    slope, intercept = np.polyfit(np.log(rounds), np.log(entropy), 1)
+    return float(np.exp(intercept)), float(-slope)
