@@ -18,7 +18,7 @@ References:
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -268,18 +268,22 @@ def contrastive(
     return with_trained(params, trained(params)[0]), loss
 
 
-def starting_from(algorithm: Algorithm, extractor: Params, head: str) -> Algorithm:
+def starting_from(
+    algorithm: Algorithm, extractor: Params, heads: Sequence[str]
+) -> Algorithm:
     """The method, but for the extractor that it starts from ("+P" in papers).
 
     Args:
-      algorithm: any, of one model.
-      extractor: parameters of the model, of which all but the head are taken.
-      head: name of its last layer; it starts as the run draws it.
+      algorithm: any.
+      extractor: parameters of the model, of which all but the heads are taken.
+      heads: names of its last layers, ("Dense_0",) or, of a tuple of models,
+        ("0/Dense_0", "1/Dense_1"); they start as the run draws them.
     """
+    check.names(heads=heads)
+    own, _ = split(extractor, heads)
 
     def init(params: Params, num_clients: int) -> Any:
-        own, _ = split(extractor, (head,))
-        return algorithm.init(merge(own, split(params, (head,))[1]), num_clients)
+        return algorithm.init(merge(own, split(params, heads)[1]), num_clients)
 
-    parts = {**algorithm.parts, "extractor": f"{checksum(extractor)} without {head}"}
+    parts = {**algorithm.parts, "extractor": checksum(jax.device_get(own))}
     return dataclasses.replace(algorithm, init=init, parts=parts)

@@ -141,15 +141,19 @@ def test_running_statistics_are_those_of_the_views():
 def test_a_method_starts_from_the_extractor_with_a_head_of_its_own(trained):
     extractor, _ = trained
     plain = fedavg.make(fedavg.Config(), MODEL.loss)
-    algorithm = pretrain.starting_from(plain, extractor, "Dense_1")
+    algorithm = pretrain.starting_from(plain, extractor, ("Dense_1",))
     fresh = MODEL.init(jax.random.key(7))
     state = algorithm.init(fresh, 2)
     for name, leaves in state.params.items():
         expected = (fresh if name == "Dense_1" else extractor)[name]
         assert_same(leaves, expected)
-    assert algorithm.parts["extractor"].endswith("without Dense_1")
-    other = pretrain.starting_from(plain, fresh, "Dense_1")
+    other = pretrain.starting_from(plain, fresh, ("Dense_1",))
     assert algorithm.parts["extractor"] != other.parts["extractor"]
+    both = pretrain.starting_from(
+        plain, (extractor, fresh), ("0/Dense_1", "1/Dense_1")
+    ).init((fresh, extractor), 2)
+    assert_same(both.params[0], state.params)
+    assert_same(both.params[1]["Dense_1"], extractor["Dense_1"])
 
 
 def test_a_linear_model_on_features_is_the_head_of_a_network_that_stays():
@@ -159,7 +163,7 @@ def test_a_linear_model_on_features_is_the_head_of_a_network_that_stays():
         Packed({"x": X, "y": y}, np.array([0, 8, 20])), public={"x": X[:5], "s": y}
     )
     parts = {"Dense_0": "still", "Dense_1": "head"}
-    optimizers = {"still": optax.set_to_zero(), "head": optax.sgd(0.1)}
+    optimizers: Any = {"still": optax.set_to_zero(), "head": optax.sgd(0.1)}
     config = fedavg.Config(work=LocalWork(batch_size=4, epochs=2))
     whole = fedavg.make(
         config,
