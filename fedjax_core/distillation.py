@@ -26,13 +26,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.typing import ArrayLike
 
-from fedjax_core import check, random, server
+from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, wide
-from fedjax_core.local import Carry, local_sgd, sgd_step
+from fedjax_core.local import local_sgd
 from fedjax_core.map import all_finite
 from fedjax_core.metrics import Bytes, Mean, value
 from fedjax_core.models.model import Model
@@ -47,7 +48,6 @@ from fedjax_core.types import (
     PyTree,
     Stateful,
     trained,
-    with_trained,
 )
 
 Examples = Mapping[str, ArrayLike]
@@ -264,49 +264,9 @@ def distil(
     Raises:
       ValueError: no step, for `work` drops short batches and n is below one.
     """
-    data = jax.tree.map(jnp.asarray, dict(examples) | {"labels": labels})
-    n, num_classes = data["labels"].shape
-    per_epoch, size = work.steps_per_epoch(n), work.batch_size
-    if per_epoch < 1:
-        raise ValueError(
-            f"work must have a step on {n} public examples, got batch_size={size} with "
-            f"short batches dropped."
-        )
-    steps = work.epochs * per_epoch if work.steps is None else work.steps
-    epochs = jax.random.split(random.stream(key, "order"), -(-steps // per_epoch))
-    order = jax.vmap(lambda k: jax.random.permutation(k, n))(epochs)
-    order = jnp.pad(order, ((0, 0), (0, max(0, per_epoch * size - n))), "constant")
-    real = jnp.arange(order.shape[1]) < n
-    rows = order[:, : per_epoch * size].reshape(-1, size)[:steps]
-    mask = jnp.broadcast_to(real, order.shape)[:, : per_epoch * size]
-    mask = mask.reshape(-1, size)[:steps]
-    keys = jax.random.split(random.stream(key, "step"), steps)
-    soft = soft_loss(loss_fn, num_classes)
-
-    def step(state: Any, now: Any) -> tuple[Any, None]:
-        carry, total = state
-        row, real, key, counts = now
-        batch = {name: x[row] for name, x in data.items()} | {"example_mask": real}
-        carry = sgd_step(soft, optimizer, carry, batch, key)
-        if average > 1:
-            at = trained(carry.params)
-            total = jax.tree.map(lambda t, p: t + counts * wide(p), total, at)
-        return (carry, total), None
-
-    weights = trained(params)
-    start = Carry(params, optimizer.init(weights), Mean.zero())
-    total = jax.tree.map(lambda p: jnp.zeros_like(wide(p)), weights)
-    counts = (jnp.arange(steps) >= steps - average).astype(jnp.float32)
-    (end, total), _ = lax.scan(
-        step, (start, total if average > 1 else ()), (rows, mask, keys, counts)
-    )
-    student = end.params
-    if average > 1:
-        mean = jax.tree.map(
-            lambda t, p: (t / min(average, steps)).astype(p.dtype), total, weights
-        )
-        student = with_trained(student, mean)
-    return student, end.train_loss.value
+    data = dict(examples) | {"labels": labels}
+    soft = soft_loss(loss_fn, np.shape(labels)[-1])
+    return server.fit(soft, optimizer, params, data, key, work, average=average)
 
 
 def weighted(outputs: jax.Array, scores: jax.Array | None = None) -> Mean:

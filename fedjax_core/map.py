@@ -7,6 +7,7 @@ devices work through queues of their own.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -70,6 +71,31 @@ def two_passes(first: ClientResults, second: ClientResults) -> Metrics:
         "downlink_bytes": first.metrics["downlink_bytes"],
         "failure": failure,
     }
+
+
+def disjoint_passes(passes: Sequence[Metrics]) -> Metrics:
+    """The metrics of a round whose clients were in several passes, each in one.
+
+    Counts add up; other averages are over local steps, as the training loss is.
+    """
+    if len(passes) == 1:
+        return passes[0]
+    sums = {"valid_clients", "num_examples", "excluded_clients", "local_steps"}
+    sums |= {"uplink_bytes", "downlink_bytes", "failure"}
+    steps = jnp.stack([metrics["local_steps"] for metrics in passes])
+    weights = steps / jnp.maximum(steps.sum(), 1)
+
+    def together(name: str) -> jax.Array:
+        values = jnp.stack([metrics[name] for metrics in passes])
+        if name == "idle":
+            return values.all()
+        # Where nobody was in a pass its averages are NaN.
+        weighed = (
+            jnp.where(steps > 0, weights * values, 0) if name not in sums else values
+        )
+        return weighed.sum(0)
+
+    return {name: together(name) for name in passes[0]}
 
 
 def map_clients(

@@ -2,24 +2,29 @@
 
 In three parts, so that a method can put its own between them: `direction` is what the
 optimiser makes of the mean delta, `send` what clients receive of it, and `move` the new
-model.
+model. A server that has data of its own trains on them by `fit`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from fedjax_core import random
-from fedjax_core.arrays import num_bytes
+from fedjax_core.arrays import num_bytes, wide
+from fedjax_core.local import Carry, sgd_step
 from fedjax_core.map import ClientResults
-from fedjax_core.metrics import Bytes
+from fedjax_core.metrics import Bytes, Mean
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Message, Transform, dense_bits
 from fedjax_core.types import (
     Cohort,
     Key,
+    LocalWork,
+    LossFn,
     Metrics,
     Params,
     PyTree,
@@ -145,3 +150,77 @@ def move(params: Params, step: PyTree, update: PyTree) -> Params:
         return jnp.where(weight > 0, mean.astype(old.dtype), old)
 
     return new._replace(stats=jax.tree.map(average, new.stats, total))
+
+
+def fit(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    examples: Mapping[str, ArrayLike],
+    key: Key,
+    work: LocalWork,
+    *,
+    average: int = 1,
+) -> tuple[Params, jax.Array]:
+    """Trains a model on data of the server, in one compiled loop.
+
+    All that is random comes from `key`: the same call ends, to the bit, with the same.
+
+    Args:
+      loss_fn: per-example losses.
+      optimizer: any optax transformation; it starts anew.
+      params: the model to start from.
+      examples: leaves ``[n, ...]``.
+      key: of the order of examples and of the loss.
+      work: epochs, each in an order of its own, or steps, and their batch size.
+      average: the result is the mean over its last so many steps (stochastic weight
+        averaging, Izmailov et al., UAI 2018); 1 is where it ends.
+
+    Returns:
+      The model, and the mean loss over steps.
+
+    Raises:
+      ValueError: no step, for `work` drops short batches and n is below one.
+    """
+    data = jax.tree.map(jnp.asarray, dict(examples))
+    n = jax.tree.leaves(data)[0].shape[0]
+    per_epoch, size = work.steps_per_epoch(n), work.batch_size
+    if per_epoch < 1:
+        raise ValueError(
+            f"work must have a step on {n} public examples, got batch_size={size} with "
+            f"short batches dropped."
+        )
+    steps = work.epochs * per_epoch if work.steps is None else work.steps
+    epochs = jax.random.split(random.stream(key, "order"), -(-steps // per_epoch))
+    order = jax.vmap(lambda k: jax.random.permutation(k, n))(epochs)
+    order = jnp.pad(order, ((0, 0), (0, max(0, per_epoch * size - n))), "constant")
+    real = jnp.arange(order.shape[1]) < n
+    rows = order[:, : per_epoch * size].reshape(-1, size)[:steps]
+    mask = jnp.broadcast_to(real, order.shape)[:, : per_epoch * size]
+    mask = mask.reshape(-1, size)[:steps]
+    keys = jax.random.split(random.stream(key, "step"), steps)
+
+    def step(state: Any, now: Any) -> tuple[Any, None]:
+        carry, total = state
+        row, real, key, counts = now
+        batch = {name: x[row] for name, x in data.items()} | {"example_mask": real}
+        carry = sgd_step(loss_fn, optimizer, carry, batch, key)
+        if average > 1:
+            at = trained(carry.params)
+            total = jax.tree.map(lambda t, p: t + counts * wide(p), total, at)
+        return (carry, total), None
+
+    weights = trained(params)
+    start = Carry(params, optimizer.init(weights), Mean.zero())
+    total = jax.tree.map(lambda p: jnp.zeros_like(wide(p)), weights)
+    counts = (jnp.arange(steps) >= steps - average).astype(jnp.float32)
+    (end, total), _ = jax.lax.scan(
+        step, (start, total if average > 1 else ()), (rows, mask, keys, counts)
+    )
+    student = end.params
+    if average > 1:
+        mean = jax.tree.map(
+            lambda t, p: (t / min(average, steps)).astype(p.dtype), total, weights
+        )
+        student = with_trained(student, mean)
+    return student, end.train_loss.value

@@ -7,15 +7,58 @@ client by client is split the same.
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data.packed import FederatedData, Packed, check_alike
+from fedjax_core.data.packed import (
+    FederatedData,
+    Packed,
+    as_array,
+    check_alike,
+    check_examples,
+)
 from fedjax_core.random import hash64, mix64
 
-_EXAMPLES, _CLIENTS = 0x5E91, 0xC11E  # streams: uses of the same seed
+_EXAMPLES, _CLIENTS, _PUBLIC = 0x5E91, 0xC11E, 0xA0C5  # streams: uses of the same seed
+
+
+def split_public(
+    arrays: Mapping[str, np.ndarray], fraction: float = 0.2, seed: int = 0
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Splits data of the server at random in two, without overlap.
+
+    For FedAUX: auxiliary data into negatives, by default a fifth, and what is distilled
+    on.
+
+    Args:
+      arrays: name -> ``[n, ...]``.
+      fraction: in (0, 1), share of the first part, rounded to whole examples.
+      seed: int >= 0.
+
+    Returns:
+      The two parts, each in the original order.
+
+    Raises:
+      ValueError: a part would be empty, or arrays of unequal length.
+    """
+    check.open_interval(0, 1, fraction=fraction)
+    check.seed(seed=seed)
+    n = check_examples({name: as_array(name, x) for name, x in arrays.items()})
+    chosen = np.zeros(n, bool)
+    chosen[np.argsort(hash64(_PUBLIC, seed, np.arange(n)))[: round(fraction * n)]] = (
+        True
+    )
+    if chosen.all() or not chosen.any():
+        raise ValueError(
+            f"fraction must leave examples in both parts of {n}, got {fraction}."
+        )
+    one, other = (
+        {name: np.asarray(x)[rows] for name, x in arrays.items()}
+        for rows in (chosen, ~chosen)
+    )
+    return one, other
 
 
 def split_examples(

@@ -1,6 +1,7 @@
 """Privacy: mechanisms, calibration, accounting and audits."""
 
 from fedjax_core.privacy.accounting import Adjacency as Adjacency
+from fedjax_core.privacy.accounting import compose as compose
 from fedjax_core.privacy.accounting import epsilon as epsilon
 from fedjax_core.privacy.accounting import noise_multiplier_for as noise_multiplier_for
 from fedjax_core.privacy.accounting import sensitivity as sensitivity
@@ -34,6 +35,9 @@ from fedjax_core.privacy.information import (
 )
 from fedjax_core.privacy.information import mutual_information as mutual_information
 from fedjax_core.privacy.information import privacy_funnel as privacy_funnel
+from fedjax_core.privacy.logistic import Certainty as Certainty
+from fedjax_core.privacy.logistic import CertaintyConfig as CertaintyConfig
+from fedjax_core.privacy.logistic import certainty as certainty
 from fedjax_core.privacy.mechanisms import Stage as Stage
 from fedjax_core.privacy.mechanisms import add_gaussian as add_gaussian
 from fedjax_core.privacy.mechanisms import add_laplace as add_laplace

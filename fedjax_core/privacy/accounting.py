@@ -180,6 +180,30 @@ def noise_multiplier_for(
     return least_noise(excess, 5e-5)
 
 
+def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
+    """The guarantee of several releases together: epsilons and deltas add.
+
+    Basic composition, for any releases, also such that look at earlier ones. All have
+    to be for the same neighbours: a guarantee for the exchange of a client is one for
+    the exchange of an example of it, so that what training and a release for examples
+    give away adds up for examples.
+
+    Args:
+      *guarantees: (epsilon, delta) of each, >= 0 and in [0, 1).
+
+    Returns:
+      (epsilon, delta), a delta >= 1 says nothing.
+
+    References:
+      Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
+      theorem 3.16.
+    """
+    for epsilon, delta in guarantees:
+        check.non_negative(epsilon=epsilon)
+        check.fraction(delta=delta)
+    return sum(e for e, _ in guarantees), sum(d for _, d in guarantees)
+
+
 # Inside `noise_multiplier_for` the name is taken by what may be spent.
 _epsilon = epsilon
 

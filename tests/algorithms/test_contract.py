@@ -29,6 +29,7 @@ from fedjax_core.algorithms import (
     cfl,
     ditto,
     fd,
+    fedaux,
     fedavg,
     fedbe,
     fedbuff,
@@ -115,6 +116,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
         cfd.Config(num_public=9, down_bits=32, delta=True, **TEACH), loss
     ),
     "feddf": lambda loss: feddf.make(feddf.Config(**TEACH), loss),
+    "fedaux": lambda loss: fedaux.make(fedaux.Config(**TEACH), loss),
     "fedbe": lambda loss: fedbe.make(fedbe.Config(num_models=3, **TEACH), loss),
     "fedmd": lambda loss: fedmd.make(fedmd.Config(num_public=9, **TEACH), loss),
     "label_logits": lambda loss: label_logits.make(
@@ -134,6 +136,7 @@ COHORTS = [[2, 0, 5, 7], [1, 7, 6, 4], [0, 2, 4, 5]]
 EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
 TRAIN = Packed(EXAMPLES, OFFSETS)
 PUBLIC = {"x": EXAMPLES["x"][::4]}  # what the server holds
+PUBLIC["scores"] = np.linspace(0.1, 1, 72, dtype=np.float32).reshape(8, 9)
 KEYS = jax.random.split(jax.random.key(0), len(COHORTS))
 PLAIN = Execution()
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.data.test_packed import assert_clients_equal, make_clients, make_packed
 
 from fedjax_core import FederatedData, hold_out_clients, merge, split_examples
+from fedjax_core.data.splits import split_public
 
 sizes_with_some = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 fractions = st.tuples(st.floats(0, 0.6), st.floats(0, 0.39)).filter(any)
@@ -189,3 +190,22 @@ def test_what_can_not_be_merged():
         ValueError, match=r"y must .* train of population 0 and float64"
     ):
         merge(a, other, prefixes=["a", "b"])
+
+
+def test_public_data_fall_into_two_parts():
+    x = {"x": np.arange(50) ** 2, "y": np.arange(50)}
+    negatives, rest = split_public(x, seed=3)
+    assert len(negatives["y"]) == 10
+    together = np.concatenate([negatives["y"], rest["y"]])
+    assert sorted(together.tolist()) == list(range(50))
+    for part in (negatives, rest):
+        np.testing.assert_array_equal(part["x"], part["y"] ** 2)
+        assert (np.diff(part["y"]) > 0).all()
+    again, _ = split_public(x, seed=3)
+    other, _ = split_public(x, seed=4)
+    np.testing.assert_array_equal(negatives["y"], again["y"])
+    assert (negatives["y"] != other["y"]).any()
+    with pytest.raises(ValueError, match=r"both parts of 2, got 0.2"):
+        split_public({"x": np.zeros(2)})
+    with pytest.raises(ValueError, match=r"fraction must be > 0 and < 1, got 1.0"):
+        split_public(x, 1.0)

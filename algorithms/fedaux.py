@@ -1,0 +1,263 @@
+r"""FedAUX: a federation of models distilled by an ensemble weighted by certainty.
+
+Before training the server pre-trains extractors on auxiliary data, and every client
+releases once, with differential privacy, how to tell its own data from public negatives
+(`prepare`, Algorithm 14). What that makes of a public example :math:`x` is its score
+:math:`s_i(x)`.
+
+In a round every client trains the model of its prototype P, an architecture. The server
+averages the models of each prototype and trains the mean for an epoch on public data to
+say what all clients' models together do, with logits :math:`F_i`:
+
+.. math::
+
+  \theta^P \leftarrow \theta^P + \frac{\sum_{i \in S_P} n_i (\theta_i - \theta^P)}
+  {\sum_{i \in S_P} n_i}, \qquad
+  A(x) = \mathrm{softmax} \frac{\sum_{i \in S} s_i(x) F_i(x)}{\sum_{i \in S} s_i(x)},
+  \qquad \min_{\theta^P} \sum_x \mathrm{KL}(A(x) \| p_{\theta^P}(x)) .
+
+With equal scores and one prototype it is FedDF. The server's data,
+``FederatedData.public``, are the inputs "x" ``[n, ...]``, the table "scores" ``[N, n]``
+and, of several prototypes, "prototype" ``[N]``, int32. Of logits only the sum over
+clients is kept.
+
+References:
+  Sattler et al., "FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning",
+  TNNLS 2021; Sattler, dissertation, TU Berlin, 2021, Algorithms 14 and 15.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import ArrayLike
+
+from fedjax_core import check, random, server
+from fedjax_core.arrays import num_bytes
+from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.padded import pad
+from fedjax_core.distillation import (
+    LogitsFn,
+    distil,
+    ensemble,
+    logits_of_loss,
+    predict,
+    public_inputs,
+    weighted,
+    with_outputs,
+)
+from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.map import disjoint_passes, map_clients
+from fedjax_core.parts import check_parts
+from fedjax_core.pretrain import on_features
+from fedjax_core.privacy.logistic import Certainty, CertaintyConfig, certainty
+from fedjax_core.reduce import mean, total
+from fedjax_core.types import (
+    Algorithm,
+    ClientProgram,
+    Key,
+    LocalWork,
+    LossFn,
+    Params,
+    trained,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Hyper-parameters of FedAUX.
+
+    Attributes:
+      num_classes: K.
+      client_lr: step size of the clients' SGD.
+      distil_lr: step size of the server's Adam.
+      work: local work per client and round.
+      public_work: the server's work on public data per round.
+      scores: name of the table of scores among the server's data.
+    """
+
+    num_classes: int = 10
+    client_lr: float = 0.1
+    distil_lr: float = 5e-5
+    work: LocalWork = LocalWork(batch_size=32)
+    public_work: LocalWork = LocalWork(batch_size=128)
+    scores: str = "scores"
+
+    def __post_init__(self):
+        check.positive_int(num_classes=self.num_classes)
+        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
+        check.instance(LocalWork, public_work=self.public_work)
+
+
+class State(NamedTuple):
+    """What survives a round."""
+
+    params: Params  # of several prototypes a tuple
+
+
+def prepare(
+    config: CertaintyConfig,
+    features: Callable[[np.ndarray], np.ndarray],
+    data: FederatedData,
+    negatives: ArrayLike,
+    queries: ArrayLike,
+    key: Key,
+) -> Certainty:
+    """Scores of the public examples by every client, once before training.
+
+    Features are divided by the largest norm of a public one, and those of clients
+    clipped to it.
+
+    Args:
+      config: of the release.
+      features: ``[n, ...] -> [n, H]``, see `fedjax_core.pretrain.features`.
+      data: the clients' ``train["x"]``.
+      negatives: ``[n', ...]`` public examples to tell clients' own from.
+      queries: ``[n, ...]`` other public examples, to distil with.
+      key: of the noise.
+    """
+    own, mask = pad(on_features(features, data).train)
+    against, asked = (features(np.asarray(x)) for x in (negatives, queries))
+    bound = np.linalg.norm(np.concatenate([against, asked]), axis=1).max()
+    return certainty(config, key, own["x"], mask, against, asked, float(bound))
+
+
+def preparation_bytes(extractor: Params, width: int, negatives: int) -> tuple[int, int]:
+    """What a client receives and sends once before training, in bytes.
+
+    Args:
+      extractor: :math:`h_0`, without a head.
+      width: H of its features, in which negatives are sent, float32.
+      negatives: how many there are.
+    """
+    check.positive_int(width=width, negatives=negatives)
+    return num_bytes(extractor) + 4 * width * negatives, 4 * width
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    logits: LogitsFn | None = None,
+    client_optimizer: optax.GradientTransformation | None = None,
+    distil_optimizer: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Builds FedAUX for the given loss.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, the cross-entropy to one class.
+      logits: of a model with dropout or running statistics, in evaluation:
+        `fedjax_core.distillation.logits_of_model`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
+      distil_optimizer: instead of Adam with ``config.distil_lr``.
+    """
+    several = make_mixed(
+        config,
+        [loss_fn],
+        logits=None if logits is None else [logits],
+        client_optimizer=client_optimizer,
+        distil_optimizer=distil_optimizer,
+    )
+
+    def round(state, cohort, key):
+        new, metrics = several.round(State((state.params,)), cohort, key)
+        return State(new.params[0]), metrics
+
+    return dataclasses.replace(
+        several,
+        init=lambda params, num_clients: State(params),
+        round=round,
+        client_bytes=init_bytes(client_optimizer or optax.sgd(config.client_lr)),
+    )
+
+
+def make_mixed(
+    config: Config,
+    losses: Sequence[LossFn],
+    *,
+    logits: Sequence[LogitsFn] | None = None,
+    client_optimizer: optax.GradientTransformation | None = None,
+    distil_optimizer: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    """Builds FedAUX for several prototypes; the state's params are a tuple of models.
+
+    Arguments are those of `make`, one for each prototype.
+    """
+    logits = logits or [logits_of_loss(f, config.num_classes) for f in losses]
+    for loss_fn, logits_fn in zip(losses, logits, strict=True):
+        check_parts(
+            Config, config, loss_fn, client_optimizer=client_optimizer,
+            distil_optimizer=distil_optimizer, logits=logits_fn,
+        )  # fmt: skip
+    client_opt = client_optimizer or optax.sgd(config.client_lr)
+    server_opt = distil_optimizer or optax.adam(config.distil_lr)
+
+    def client(loss_fn: LossFn, logits_fn: LogitsFn) -> ClientProgram:
+        def outputs(params, received):
+            (_, inputs), scores = received
+            return weighted(predict(logits_fn, params, inputs), scores)
+
+        local = local_sgd(loss_fn, client_opt)
+        return with_outputs(local, outputs, params=lambda received: received[0][0])
+
+    clients = list(map(client, losses, logits))
+
+    def round(state, cohort, key):
+        inputs, prototypes = public_inputs(cohort), range(len(clients))
+        check.one_of(cohort.public, scores=config.scores)
+        groups = [cohort] * len(clients)
+        if len(clients) > 1:
+            of = cohort.public["prototype"][cohort.client_id]
+            groups = [cohort.only(cohort.client_mask & (of == p)) for p in prototypes]
+        passes = [
+            map_clients(
+                clients[p],
+                (state.params[p], inputs),
+                groups[p],
+                random.stream(key, f"prototype {p}") if p else key,
+                reduce={"update": mean("examples"), "outputs": total()},
+                each=cohort.public[config.scores][cohort.client_id],
+            )
+            for p in prototypes
+        ]
+        outputs = (results.update["outputs"] for results in passes)
+        teacher = jax.nn.softmax(ensemble(functools.reduce(operator.add, outputs)))
+        students, metrics = [], []
+        for p in prototypes:
+            update, params = passes[p].update["update"], state.params[p]
+            student, loss = distil(
+                losses[p],
+                server_opt,
+                server.move(params, trained(update), update),
+                inputs,
+                teacher,
+                random.stream(key, f"distil {p}" if p else "distil"),
+                config.public_work,
+            )
+            students.append(student)
+            # Public data are the server's own: a client receives the model alone.
+            received = jnp.float32(num_bytes(params)) * groups[p].client_mask.sum()
+            metrics.append(
+                passes[p].metrics | {"downlink_bytes": received, "distil_loss": loss}
+            )
+        return State(tuple(students)), disjoint_passes(metrics)
+
+    return Algorithm(
+        name="fedaux",
+        config=config,
+        work=config.work,
+        init=lambda params, num_clients: State(tuple(params)),
+        round=round,
+        client_bytes=lambda params: max(map(init_bytes(client_opt), params)),
+        parts={
+            "client_optimizer": "custom" if client_optimizer else "sgd",
+            "distil_optimizer": "custom" if distil_optimizer else "adam",
+        },
+    )

@@ -1,0 +1,667 @@
+"""The tables of FedAUX, reduced: ensembles weighted by certainty on skewed clients.
+
+Clients hold labelled images, the server unlabelled ones of another source. Extractors
+are pre-trained on them, clients say once, with differential privacy, how much public
+images are like theirs, and methods with and without all that are compared. Without
+files everything is made of the digits of scikit-learn, half of them the server's. Each
+table is a study with a page of its own; report.md puts them together with printed
+numbers, costs and what such a setting can't show. The default needs files, see --data
+and --auxiliary; --preset digits does not.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from rich.console import Console
+
+from fedjax_core import (
+    Algorithm,
+    Dataset,
+    FederatedData,
+    LocalWork,
+    Model,
+    check,
+    models,
+    pretrain,
+    privacy,
+    study,
+)
+from fedjax_core.algorithms import fedaux, fedavg, fedbe, feddf, fedprox
+from fedjax_core.data.padded import pad
+from fedjax_core.data.readers import npz
+from fedjax_core.data.readers.files import DataFileError
+from fedjax_core.data.splits import split_public
+from fedjax_core.datasets import digits, images, partition
+from fedjax_core.distillation import logits_of_model
+from fedjax_core.experiments.report import panels, save, show_study
+from fedjax_core.personal import split
+from fedjax_core.prototypes import as_one
+from fedjax_core.scorers import SCORERS, nearest, score
+
+TABLES = ("7.1", "7.2", "7.3", "7.4", "7.5", "7.7", "7.8")
+
+NAMES = ("FedAvg", "FedProx", "FedDF", "FedBE", "FedAvg+P", "FedProx+P", "FedDF+P")
+NAMES += ("FedBE+P", "FedAUX")
+
+# Of ResNet-8, 20 clients and 100 rounds, the best round in %; cohorts of 40 %.
+TABLE_71 = {
+    0.01: {"FedAvg": 23.6, "FedProx": 34.0, "FedDF": 27.8, "FedBE": 25.7,
+           "FedAvg+P": 32.1, "FedProx+P": 43.1, "FedDF+P": 39.3, "FedBE+P": 29.8,
+           "FedAUX": 71.2},
+    100.0: {"FedAvg": 82.2, "FedProx": 82.3, "FedDF": 81.4, "FedBE": 82.0,
+            "FedAvg+P": 89.5, "FedProx+P": 89.1, "FedDF+P": 88.9, "FedBE+P": 89.5,
+            "FedAUX": 89.0},
+}  # fmt: skip
+# 40 clients; auxiliary data STL-10, and SVHN, which are digits for photographs.
+TABLE_72 = {"FedDF": (27.9, 28.1), "FedDF+P": (43.0, 29.6), "FedAUX": (76.8, 43.7)}
+# MobileNetV2, 100 clients, one round of 40 epochs, by concentration.
+TABLE_73 = {
+    0.01: {"FedAvg": 10.3, "FedProx": 11.6, "FedDF": 16.8, "FedAvg+P": 24.3,
+           "FedProx+P": 27.2, "FedDF+P": 46.7, "FedAUX": 64.8},
+    10.24: {"FedAvg": 30.5, "FedProx": 30.5, "FedDF": 40.4, "FedAvg+P": 69.9,
+            "FedProx+P": 70.0, "FedDF+P": 71.2, "FedAUX": 71.3},
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      data: npz file of x_train, y_train, x_test and y_test, images uint8 and labels 0
+        to 9, that clients hold; None for built-in digits.
+      auxiliary: npz files of x or x_train, what the server holds; the second and later
+        ones are for table 7.2 alone. Left out, half of the clients' training images.
+      size: height and width that images are brought to.
+      model: "cnn" of two convolutions, or as in the paper.
+      num_train: training images of all clients together, at most.
+      num_public: images to distil on, at most; all others are negatives.
+      num_clients: clients of all tables.
+      alphas: concentrations of the split.
+      cohort: share of the clients in a round.
+      rounds: of every run but those of one round.
+      one_shot_epochs: local epochs there.
+      num_seeds: independent runs of each method.
+      client_lr: of clients' Adam.
+      distil_lr: of the server's.
+      mu: of FedProx.
+      certainty: how scores are released.
+      epsilons: of figure 7.7, 0 for none.
+      regularisations: of figure 7.7.
+      pretraining: of the extractor.
+      batch_size: of local training.
+      local_epochs: of every round but that of table 7.3.
+      public_batch_size: of distillation.
+      methods: names of those that tables compare.
+      tables: which to make.
+      out: directory of the studies; it goes on with what is there.
+    """
+
+    data: Path | None = Path("data/mnist_by_writer/mnist_by_writer.npz")
+    auxiliary: tuple[Path, ...] = (
+        Path("data/usps/usps.npz"),
+        Path("data/femnist_digits_12/femnist_digits_12.npz"),
+    )
+    size: int = 12
+    model: Literal["cnn", "resnet8", "mobilenet_v2"] = "cnn"
+    num_train: int = 2000
+    num_public: int = 1000
+    num_clients: int = 20
+    alphas: tuple[float, ...] = (0.01, 100.0)
+    cohort: float = 0.4
+    rounds: int = 15
+    one_shot_epochs: int = 40
+    num_seeds: int = 5
+    client_lr: float = 1e-3
+    distil_lr: float = 1e-3
+    mu: float = 0.01
+    certainty: privacy.CertaintyConfig = dataclasses.field(
+        default_factory=privacy.CertaintyConfig
+    )
+    epsilons: tuple[float, ...] = (0.0, 1.0, 0.1)
+    regularisations: tuple[float, ...] = (0.01, 0.1)
+    pretraining: pretrain.Config = dataclasses.field(
+        default_factory=lambda: pretrain.Config(
+            projection=(64, 32), work=LocalWork(batch_size=256, epochs=20)
+        )
+    )
+    batch_size: int = 10
+    local_epochs: int = 3
+    public_batch_size: int = 32
+    methods: tuple[str, ...] = NAMES
+    tables: tuple[str, ...] = TABLES
+    out: Path = Path("runs/fedaux_tables")
+
+    def __post_init__(self):
+        check.positive_int(
+            size=self.size, num_clients=self.num_clients, rounds=self.rounds,
+            num_seeds=self.num_seeds, one_shot_epochs=self.one_shot_epochs,
+            num_train=self.num_train, num_public=self.num_public,
+        )  # fmt: skip
+        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
+        check.in_range(0, 1, cohort=self.cohort)
+        for table in self.tables:
+            check.one_of(TABLES, tables=table)
+        for method in self.methods:
+            check.one_of(NAMES, methods=method)
+
+
+_DIGITS = Experiment(
+    data=None,
+    auxiliary=(),
+    size=8,
+    certainty=privacy.CertaintyConfig(epsilon=None),
+)
+
+PRESETS = {
+    "default": Experiment(),
+    "digits": _DIGITS,
+    "smoke": dataclasses.replace(
+        _DIGITS,
+        num_clients=5,
+        rounds=2,
+        num_seeds=2,
+        num_train=300,
+        num_public=200,
+        alphas=(0.01,),
+        pretraining=pretrain.Config(projection=(16, 8), work=LocalWork(batch_size=256)),
+        methods=("FedAvg+P", "FedDF+P", "FedAUX"),
+        tables=("7.1", "7.8"),
+    ),
+    "cifar": Experiment(
+        data=Path("data/cifar10_subset/cifar10_subset.npz"),
+        auxiliary=(),
+        size=16,
+        num_train=2000,
+        num_public=1000,
+    ),
+    "paper": Experiment(
+        data=Path("data/cifar10/cifar10.npz"),
+        auxiliary=(Path("data/stl10/stl10.npz"), Path("data/svhn/svhn.npz")),
+        size=32,
+        model="resnet8",
+        num_train=50_000,
+        num_public=80_000,
+        rounds=100,
+        num_seeds=3,
+        batch_size=32,
+        local_epochs=1,
+        public_batch_size=128,
+        distil_lr=5e-5,
+        epsilons=(0.0, 0.5, 0.1, 0.04),
+        pretraining=pretrain.Config(),
+    ),
+}
+
+
+class Problem(NamedTuple):
+    """What an experiment works on, once extractors are there."""
+
+    pool: Dataset
+    negatives: np.ndarray
+    public: np.ndarray
+    model: Model
+    head: str
+    extractor: Any
+
+    def features(self, x: np.ndarray) -> np.ndarray:
+        """Of the extractor."""
+        return pretrain.features(self.model, self.head, self.extractor, x)
+
+
+def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
+    """The clients' pooled images, and the server's."""
+    if experiment.data is None:
+        pool = digits.load()
+        pool = Dataset(
+            *({**s, "x": s["x"].reshape(-1, 8, 8, 1)} for s in (pool.train, pool.test))
+        )
+    else:
+        pool = _labelled(experiment.data)
+    pool = Dataset(
+        *(
+            {**s, "x": _resized(s["x"], experiment.size)}
+            for s in (pool.train, pool.test)
+        )
+    )
+    order = np.random.default_rng(0).permutation(len(pool.train["y"]))
+    if experiment.auxiliary:
+        extra = _resized(_unlabelled(experiment.auxiliary[which]), experiment.size)
+        if extra.shape[3] != pool.train["x"].shape[3]:
+            raise DataFileError(
+                experiment.auxiliary[which],
+                "images",
+                f"expected {pool.train['x'].shape[3]} channels as in {experiment.data}"
+                f", found {extra.shape[3]}.",
+            )
+        own = order[: experiment.num_train]
+    else:
+        half = len(order) // 2
+        own, extra = order[:half][: experiment.num_train], pool.train["x"][order[half:]]
+    return pool._replace(train={k: v[own] for k, v in pool.train.items()}), extra
+
+
+def _labelled(path: Path) -> Dataset:
+    shape = npz.read(path)["x_train"].shape[1:]
+    return images.from_npz(path, 10, shape, (None, None))
+
+
+def _unlabelled(path: Path) -> np.ndarray:
+    arrays = npz.read(path)
+    return images.to_float(arrays["x" if "x" in arrays else "x_train"])
+
+
+def _resized(x: np.ndarray, size: int) -> np.ndarray:
+    if x.shape[1] == 28:
+        x = x[:, 4:24, 4:24]  # MNIST's paper around 20x20 pixels of digit
+    if x.shape[1] == size:
+        return x
+    shape = (size, size, x.shape[3])
+    resize = jax.jit(jax.vmap(lambda one: jax.image.resize(one, shape, "linear")))
+    return np.asarray(resize(x))
+
+
+def make_model(
+    experiment: Experiment, channels: int, width: int = 16
+) -> tuple[Model, str]:
+    """A classifier of ten classes and the name of its head."""
+    image = (experiment.size, experiment.size, channels)
+    if experiment.model == "cnn":
+        module = models.CNN(10, ((width,), (2 * width,)), (64,), padding="SAME")
+        return models.classifier(module, image), "Dense_1"
+    make = models.resnet8 if experiment.model == "resnet8" else models.mobilenet_v2
+    return make(image=image), "Dense_0"
+
+
+def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Problem:
+    """Loads, splits the server's images and trains the extractor on all of them."""
+    pool, extra = load(experiment, which)
+    fraction = 1 - min(0.8, experiment.num_public / len(extra))
+    negatives, public = split_public({"x": extra}, fraction)
+    model, head = make_model(experiment, extra.shape[3], width)
+    photographs = extra.shape[3] == 3
+    extractor, _ = pretrain.contrastive(
+        experiment.pretraining,
+        model,
+        head,
+        extra,
+        jax.random.key(0),
+        pretrain.Views(shift=max(1, experiment.size // 8), flip=photographs),
+    )
+    return Problem(pool, negatives["x"], public["x"], model, head, extractor)
+
+
+def population(
+    experiment: Experiment, problem: Problem, alpha: float
+) -> tuple[FederatedData, privacy.Certainty]:
+    """The clients' data, with public images and their scores, and the release."""
+    data = partition.alternating_dirichlet(problem.pool, experiment.num_clients, alpha)
+    released = certainty(experiment.certainty, problem, data)
+    public = {"x": problem.public, "scores": released.scores}
+    return dataclasses.replace(data, public=public), released
+
+
+def certainty(
+    config: privacy.CertaintyConfig, problem: Problem, data: FederatedData
+) -> privacy.Certainty:
+    """What clients release."""
+    known = problem.negatives, problem.public
+    return fedaux.prepare(config, problem.features, data, *known, jax.random.key(1))
+
+
+def methods(
+    experiment: Experiment,
+    problem: Problem,
+    names: Sequence[str] = NAMES,
+    *,
+    model: Model | None = None,
+    epochs: int | None = None,
+) -> dict[str, study.Method]:
+    """The experiment's methods among `names`.
+
+    With "+P" behind its name a method starts from the extractor, as FedAUX does; a
+    model of its own (linear, on features) has none.
+    """
+    work = LocalWork(
+        batch_size=experiment.batch_size, epochs=epochs or experiment.local_epochs
+    )
+    common: dict[str, Any] = {"client_lr": experiment.client_lr, "work": work}
+    taught = common | {
+        "distil_lr": experiment.distil_lr,
+        "public_work": LocalWork(batch_size=experiment.public_batch_size),
+    }
+    kinds: dict[str, tuple[Any, Any]] = {
+        "FedAvg": (fedavg, fedavg.Config(**common)),
+        "FedProx": (fedprox, fedprox.Config(mu=experiment.mu, **common)),
+        "FedDF": (feddf, feddf.Config(**taught)),
+        "FedBE": (fedbe, fedbe.Config(**taught)),
+        "FedAUX": (fedaux, fedaux.Config(**taught)),
+    }
+    logits = logits_of_model(model or problem.model)
+
+    def of(name: str) -> study.Method:
+        module, config = kinds[name.removesuffix("+P")]
+        says = {} if module in (fedavg, fedprox) else {"logits": logits}
+        given = model is None and (name.endswith("+P") or name == "FedAUX")
+
+        def make(config: Any, loss_fn: Any) -> Algorithm:
+            adam = optax.adam(config.client_lr)
+            algorithm = module.make(config, loss_fn, client_optimizer=adam, **says)
+            if not given:
+                return algorithm
+            return pretrain.starting_from(algorithm, problem.extractor, (problem.head,))
+
+        return study.Method(make=make, config=config)
+
+    return {name: of(name) for name in experiment.methods if name in names}
+
+
+def _study(
+    experiment: Experiment,
+    methods: dict[str, study.Method],
+    populations: dict[str, FederatedData],
+    model: Model,
+    claims: Sequence[tuple[str, str]] = (),
+    printed: dict[str, dict[str, float]] | None = None,
+    rounds: int | None = None,
+    cohort: float | None = None,
+) -> study.Study:
+    """Methods on populations; `claims` of each, and `printed` per cent by setting."""
+    share = cohort or experiment.cohort
+    return study.Study(
+        methods=methods,
+        settings={
+            name: study.Setting(
+                data=data,
+                model=model,
+                rounds=rounds or experiment.rounds,
+                options={"cohort_size": max(1, round(share * data.num_clients))},
+            )
+            for name, data in populations.items()
+        },
+        seeds=range(experiment.num_seeds),
+        printed={
+            (method, setting): value / 100
+            for setting, column in (printed or {}).items()
+            if setting in populations
+            for method, value in column.items()
+            if method in methods
+        },
+        claims=[
+            (better, worse, setting)
+            for setting in populations
+            for better, worse in claims
+            if {better, worse} <= set(methods)
+        ],
+    )
+
+
+def _by_alpha(
+    experiment: Experiment, problem: Problem, alphas: Sequence[float] | None = None
+) -> dict[str, FederatedData]:
+    return {
+        f"alpha {alpha:g}": population(experiment, problem, alpha)[0]
+        for alpha in alphas or experiment.alphas
+    }
+
+
+def table_71(experiment: Experiment, problem: Problem) -> study.Study:
+    """All methods, by concentration."""
+    return _study(
+        experiment,
+        methods(experiment, problem),
+        _by_alpha(experiment, problem),
+        problem.model,
+        [("FedAvg+P", "FedAvg"), ("FedDF+P", "FedDF"), ("FedAUX", "FedDF+P"),
+         ("FedAUX", "FedBE+P")],
+        {f"alpha {alpha:g}": column for alpha, column in TABLE_71.items()},
+    )  # fmt: skip
+
+
+def table_73(experiment: Experiment, problem: Problem) -> study.Study:
+    """One round of all clients and many epochs, by concentration."""
+    names = [name for name in NAMES if not name.startswith("FedBE")]
+    return _study(
+        experiment,
+        methods(experiment, problem, names, epochs=experiment.one_shot_epochs),
+        _by_alpha(experiment, problem),
+        problem.model,
+        [("FedDF+P", "FedDF"), ("FedDF", "FedAvg"), ("FedAUX", "FedDF+P")],
+        {f"alpha {alpha:g}": column for alpha, column in TABLE_73.items()},
+        rounds=1,
+        cohort=1.0,
+    )
+
+
+def table_72(experiment: Experiment, problem: Problem, which: int) -> study.Study:
+    """FedDF and FedAUX by what the server holds."""
+    printed = {k: v[which] for k, v in TABLE_72.items()} if which < 2 else {}
+    alphas = experiment.alphas[:1]
+    return _study(
+        experiment,
+        methods(experiment, problem, list(TABLE_72)),
+        _by_alpha(experiment, problem, alphas),
+        problem.model,
+        [("FedDF+P", "FedDF"), ("FedAUX", "FedDF+P")],
+        {f"alpha {alpha:g}": printed for alpha in alphas if alpha == 0.01},
+    )
+
+
+def _of_scores(
+    experiment: Experiment,
+    problem: Problem,
+    score_all: Callable[[FederatedData], dict[str, np.ndarray]],
+    claims: Sequence[tuple[str, str]] = (),
+) -> study.Study:
+    """FedAUX with several tables of scores, by name, on the most skewed clients."""
+    (name, data), *_ = _by_alpha(experiment, problem, experiment.alphas[:1]).items()
+    tables = score_all(data)
+    data = dataclasses.replace(data, public={**data.public, **tables})
+    (ours,) = methods(experiment, problem, ["FedAUX"]).values()
+    rows = {
+        table: dataclasses.replace(
+            ours, config=dataclasses.replace(ours.config, scores=table)
+        )
+        for table in tables
+    }
+    return _study(
+        experiment, rows, {name: data}, problem.model, claims,
+        rounds=min(10, experiment.rounds),
+    )  # fmt: skip
+
+
+def figure_74(experiment: Experiment, problem: Problem) -> study.Study:
+    """Certainties without noise beside other scorers."""
+
+    def score_all(data: FederatedData) -> dict[str, np.ndarray]:
+        own, mask = pad(pretrain.on_features(problem.features, data).train)
+        known = [problem.features(x) for x in (problem.negatives, problem.public)]
+        free = dataclasses.replace(experiment.certainty, epsilon=None)
+        return {"logistic": certainty(free, problem, data).scores} | {
+            name: score(name, own["x"], mask, known[0], known[1]) for name in SCORERS
+        }
+
+    claims = [("logistic", name) for name in SCORERS]
+    return _of_scores(experiment, problem, score_all, claims)
+
+
+def figure_77(experiment: Experiment, problem: Problem) -> study.Study:
+    """Certainties by regularisation and privacy."""
+
+    def score_all(data: FederatedData) -> dict[str, np.ndarray]:
+        return {
+            f"lambda {lam:g}, epsilon {epsilon:g}" if epsilon else f"lambda {lam:g}": (
+                certainty(
+                    dataclasses.replace(
+                        experiment.certainty,
+                        regularisation=lam,
+                        epsilon=epsilon or None,
+                    ),
+                    problem,
+                    data,
+                ).scores
+            )
+            for lam in experiment.regularisations
+            for epsilon in experiment.epsilons
+        }
+
+    claims = [
+        (f"lambda {lam:g}", f"lambda {lam:g}, epsilon {epsilon:g}")
+        for lam in experiment.regularisations
+        for epsilon in experiment.epsilons
+        if epsilon
+    ]
+    return _of_scores(experiment, problem, score_all, claims)
+
+
+def figure_78(experiment: Experiment, problem: Problem) -> study.Study:
+    """Linear evaluation: heads alone are trained, on features."""
+    populations = {
+        name: pretrain.on_features(problem.features, data)
+        for name, data in _by_alpha(experiment, problem).items()
+    }
+    width = problem.features(problem.public[:1]).shape[1]
+    model = models.logistic_regression(width, 10)
+    return _study(
+        experiment,
+        methods(experiment, problem, ["FedAvg+P", "FedDF+P", "FedAUX"], model=model),
+        populations,
+        model,
+        [("FedAUX", "FedDF+P"), ("FedDF+P", "FedAvg+P")],
+    )
+
+
+def figure_75(experiment: Experiment, problem: Problem) -> study.Study:
+    """Two prototypes of half of the clients each, equal scores and certainties."""
+    other = pretrained(experiment, width=8)
+    both, name = [problem, other], f"alpha {experiment.alphas[0]:g}, mixed"
+    parts = [population(experiment, one, experiment.alphas[0])[0] for one in both]
+    of = np.arange(experiment.num_clients) % 2
+    tables = np.stack([part.public["scores"] for part in parts])
+    public = {
+        "x": problem.public,
+        "prototype": of.astype(np.int32),
+        "FedAUX": tables[of, np.arange(len(of))],
+        "FedDF+P": np.ones_like(tables[0]),
+    }
+    (ours,) = methods(experiment, problem, ["FedAUX"]).values()
+    heads = tuple(f"{i}/{one.head}" for i, one in enumerate(both))
+
+    def make(config: Any, loss_fn: Any) -> Algorithm:
+        del loss_fn
+        algorithm = fedaux.make_mixed(
+            config,
+            [one.model.loss for one in both],
+            logits=[logits_of_model(one.model) for one in both],
+            client_optimizer=optax.adam(config.client_lr),
+        )
+        return pretrain.starting_from(
+            algorithm, tuple(one.extractor for one in both), heads
+        )
+
+    rows = {
+        table: study.Method(
+            make=make, config=dataclasses.replace(ours.config, scores=table)
+        )
+        for table in ("FedAUX", "FedDF+P")
+    }
+    data = dataclasses.replace(parts[0], public=public)
+    model = as_one([one.model for one in both])
+    return _study(experiment, rows, {name: data}, model, [("FedAUX", "FedDF+P")])
+
+
+def notes(experiment: Experiment, problem: Problem) -> list[str]:
+    """What the numbers rest on, and what they can't show."""
+    data, released = population(experiment, problem, experiment.alphas[0])
+    width = released.weights.shape[1]
+    smallest = int(data.train.sizes.min()) + len(problem.negatives)
+    down, up = fedaux.preparation_bytes(
+        split(problem.extractor, (problem.head,))[0], width, len(problem.negatives)
+    )
+    config = experiment.certainty
+    said = [
+        "Printed numbers are of the best round, ours of the last one, and of larger "
+        "networks, images and populations: orderings are compared, not levels.",
+        f"Preparation: a client receives {down / 1e6:.4g} MB once, the extractor and "
+        f"{len(problem.negatives)} features, and sends {up} bytes.",
+        f"Clients have {data.train.sizes.mean():.0f} examples each in the mean and N "
+        f"is {smallest} or more, 22,500 in the paper, to which noise is inverse.",
+    ]
+    if config.epsilon is None:
+        said.append(
+            "Scores are released without noise: with so few examples that of the "
+            "paper's epsilon of 0.1 would hide everything."
+        )
+    else:
+        most = (2 * np.log(2) / config.regularisation) ** 0.5
+        said.append(
+            f"Scores are released with ({config.epsilon:g}, {config.delta:g})-DP for "
+            f"an example of a client, by the {config.mechanism} mechanism: the noise "
+            f"has a norm of about {released.sigma.max() * width**0.5:.2g}, weights "
+            f"without it of at most {most:.3g}."
+        )
+    said.append(
+        "The paper's scores at its own lambda and epsilon lose less to noise than its "
+        "equations allow (its code minimises a sum, so that lambda is N times smaller "
+        "there); figure 7.7 can't be expected to come out."
+    )
+    return said
+
+
+def audit(experiment: Experiment, problem: Problem, console: Console) -> None:
+    """Draws what the best scored public images tell of a client's own."""
+    data, released = population(experiment, problem, experiment.alphas[0])
+    mapped = pretrain.on_features(problem.features, data)
+    client = int(data.train.sizes.argmax())
+    own, h = data.train.client(client)["x"], mapped.train.client(client)["x"]
+    best = np.argsort(-released.scores[client])[:5]
+    like = nearest(mapped.public["x"][best], h, min(4, len(h)))
+    figure, axes = panels(5, 5, len(best), 1 + like.shape[1])
+    for row, q, rows in zip(axes, best, like, strict=True):
+        for cell, image in zip(row, [problem.public[q], *own[rows]], strict=True):
+            cell.imshow(image.squeeze(), cmap="gray")
+            cell.set_axis_off()
+    axes[0, 0].set_title("public", size=9)
+    axes[0, 1].set_title("most like it of client " + str(client), size=9, loc="left")
+    save(figure, experiment.out / "audit.png", console)
+
+
+MAKERS = {"7.1": table_71, "7.3": table_73, "7.4": figure_74, "7.5": figure_75}
+MAKERS |= {"7.7": figure_77, "7.8": figure_78}
+
+
+def make_studies(experiment: Experiment) -> dict[str, study.Study]:
+    """The experiment's tables by name."""
+    problem = pretrained(experiment)
+    made = {}
+    for table in experiment.tables:
+        if table != "7.2":
+            made[table] = MAKERS[table](experiment, problem)
+            continue
+        for which, path in enumerate(experiment.auxiliary):
+            other = pretrained(experiment, which) if which else problem
+            made[f"7.2 {path.stem}"] = table_72(experiment, other, which)
+    return made
+
+
+def main(experiment: Experiment) -> None:
+    """Runs the studies, prints their tables and writes them together."""
+    console, problem = Console(), pretrained(experiment)
+    said = notes(experiment, problem)
+    parts = ["# FedAUX, reduced\n", *(f"* {note}" for note in said), ""]
+    for name, this in make_studies(experiment).items():
+        console.rule(name)
+        where = experiment.out / name
+        show_study(this, where)
+        parts += [f"# {name}\n", (where / "table.md").read_text("utf-8")]
+    audit(experiment, problem, console)
+    for note in said:
+        console.print(f"* {note}", highlight=False)
+    page = experiment.out / "report.md"
+    page.write_text("\n".join(parts), "utf-8")
+    console.print(f"report: {page}", highlight=False)
