@@ -120,8 +120,12 @@ def tabulate(
 
 def show_study(this: study.Study, out: Path) -> None:
     """Runs a study, prints its tables and says where its page is."""
+    show(study.run(this, out))
+
+
+def show(outcome: study.Outcome) -> None:
+    """Prints the tables of a study, writes its page and says where."""
     console = Console()
-    outcome = study.run(this, out)
     for table in study_report.tables(outcome):
         console.print(tabulate(table.header, table.rows, title=table.title))
     console.print(f"page: {study_report.write(outcome)}", highlight=False)

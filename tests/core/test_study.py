@@ -80,7 +80,7 @@ def test_the_winner_of_a_grid_is_chosen_on_validation_data_alone(outcome: Outcom
         assert config["seeds"] == [1000]
     record = json.loads((outcome.out / "study.json").read_text())
     tuned = next(r for r in record["rows"] if r["method"] == "tuned")
-    assert [trial["point"] for trial in tuned["grid"]] == [
+    assert [trial["point"] for trial in tuned["trials"]] == [
         "client_lr=0.05", "client_lr=1e+38", "client_lr=0.2",
     ]  # fmt: skip
     assert tuned["config"]["client_lr"] == row.config.client_lr
@@ -225,8 +225,8 @@ def test_names_are_text_in_the_page(tmp_path: Path):
     with pytest.raises(ValueError, match="names of folders"):
         a_study(methods=names, printed={}, claims=())
     ampersand = a_study(methods={"R&D": METHODS["slow"]}, printed={}, claims=())
-    row = Row("R&D", "toy", FEDAVG, "test_loss", None, "<script>", ())
-    page = study_report.write(Outcome(ampersand, tmp_path, [row])).read_text()
+    row = Row("R&D", "toy", FEDAVG, "test_loss", None, "<script>")
+    page = study_report.write(Outcome(ampersand, tmp_path, [row], {})).read_text()
     assert "R&amp;D" in page
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
