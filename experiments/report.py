@@ -112,7 +112,7 @@ def tabulate(
     """A table of numbers under a first column of names; `look` is rich's."""
     out = Table(**look)
     for k, name in enumerate(columns):
-        out.add_column(name, justify="right" if k else "left")
+        out.add_column(name, justify="right" if k else "left", overflow="fold")
     for row in rows:
         out.add_row(*row)
     return out

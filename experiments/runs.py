@@ -143,12 +143,14 @@ def compare(directories: Sequence[Path]) -> None:
     names = dict.fromkeys(name for r in results.values() for name in r.evaluations)
     if not names:
         raise RunDirError(f"{', '.join(map(str, directories))}: no evaluation yet.")
-    rows = []
+    rows = [("rounds", *(str(result.rounds) for result in results.values()))]
     for name in names:
         last = [r.evaluations.get(name, np.zeros((0, 1))) for r in results.values()]
         rows.append((name, *(spread(values[:, -1]) for values in last)))
     caption = "mean ± standard deviation over seeds"
-    Console().print(tabulate(("", *results), rows, caption=caption))
+    table = tabulate(("", *results), rows, caption=caption)
+    table.columns[0].no_wrap = True
+    Console().print(table)
 
 
 def draw(
@@ -183,7 +185,11 @@ def report(directories: Sequence[Path], metric: str | None, out: Path | None) ->
         for directory in others
         for path in find(directory)
     }
-    design = study.Design(metric=name.removeprefix("test_"))
+    design = study.Design(
+        seeds=sorted({seed for result in results.values() for seed in result.seeds}),
+        tuning_seeds=(),
+        metric=name.removeprefix("test_"),
+    )
     out = out or (others[0] if len(others) == 1 else Path("report"))
     out.mkdir(parents=True, exist_ok=True)
     show(study.Outcome(design, out, rows, {"runs": runs}))

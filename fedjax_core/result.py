@@ -185,7 +185,7 @@ class Result:
         return "\n".join(lines)
 
 
-def spread(values: Any, form: str = ".5g") -> str:
+def spread(values: Any, form: str = ".4g") -> str:
     """Numbers of all seeds as text, "mean ± deviation"; nothing of no numbers.
 
     The deviation is the sample's (n - 1), left out for a single number.

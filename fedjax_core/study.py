@@ -128,14 +128,6 @@ class Design:
     claims: Sequence[tuple[str, str, str]] = ()
     level: float = 0.05
 
-    def __post_init__(self):
-        check.open_interval(0, 1, level=self.level)
-        both = set(checked_seeds(self.seeds)) & set(checked_seeds(self.tuning_seeds))
-        if both:
-            raise ValueError(
-                f"tuning_seeds must not be among seeds, got {sorted(both)} in both."
-            )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(Design):
@@ -150,7 +142,12 @@ class Study(Design):
     settings: Mapping[str, Setting]
 
     def __post_init__(self):
-        super().__post_init__()
+        check.open_interval(0, 1, level=self.level)
+        both = set(checked_seeds(self.seeds)) & set(checked_seeds(self.tuning_seeds))
+        if both:
+            raise ValueError(
+                f"tuning_seeds must not be among seeds, got {sorted(both)} in both."
+            )
         for what, names in (("methods", self.methods), ("settings", self.settings)):
             for name in names:
                 if not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):

@@ -138,7 +138,8 @@ def tables(outcome: Outcome) -> list[Table]:
         ]
         header = ("method", f"{study.metric}, ours", "printed", "difference", "MB")
         if not study.printed:
-            header, *rows = [(*row[:2], row[-1]) for row in (header, *rows)]
+            header = ("method", study.metric, "MB")
+            rows = [(*row[:2], row[-1]) for row in rows]
         shown.append(Table(setting, header, rows))
     if study.claims:
         rows = [
@@ -287,6 +288,7 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right
 th:first-child, td:first-child { text-align: left }
 .figures { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)) }
+summary { font-size: 1.5em; font-weight: bold; margin: 1rem 0; cursor: pointer }
 img { width: 100%; height: auto }
 pre { white-space: pre-wrap; background: #f5f5f5; padding: .5rem }
 """
@@ -305,7 +307,10 @@ def _page(outcome: Outcome, pictures: dict[tuple[str, str], bytes]) -> str:
         ]
         parts += [f'<div class="figures">{"".join(images)}</div>'] if images else []
     made = json.dumps(_command(outcome.out) | summary(outcome), indent=2)
-    parts += ["<h2>How it was made</h2>", f"<pre>{html.escape(made)}</pre>"]
+    parts += [
+        "<details><summary>How it was made</summary>",
+        f"<pre>{html.escape(made)}</pre></details>",
+    ]
     title = html.escape(outcome.out.resolve().name)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

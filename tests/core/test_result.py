@@ -50,4 +50,4 @@ def test_what_did_not_run_has_no_speed_and_no_execution():
 def test_its_text_can_be_printed_anywhere():
     text = repr(make())
     assert text.isascii()
-    assert text.splitlines()[1].split() == ["test_accuracy", "0.75", "+-", "0.35355"]
+    assert text.splitlines()[1].split() == ["test_accuracy", "0.75", "+-", "0.3536"]
