@@ -253,12 +253,13 @@ def drive_cells(
                 if log.record:
                     log.history.save(log.record)
             train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
-            stop = interrupt.came
+            stop = False
             if callbacks:  # the state of several seeds has to be put together
                 of_all = seeds * len(cells)
                 report = Report(done, of_all, train, values, machine.state)
                 stops = [f(report) for f in callbacks]  # each of them is called
-                stop |= any(stops)
+                stop = any(stops)
+            stop |= interrupt.came
             records = [(log, log.record) for log in running if log.record]
             if records and (done % checkpoint_every == 0 or done == rounds or stop):
                 state = machine.state
