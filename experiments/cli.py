@@ -236,7 +236,9 @@ def _resume(args: argparse.Namespace, rest: Sequence[str]) -> int:
     if not made.experiment:
         return _refused(f"{out} was made by {made.command!r}; that goes on with it.")
     if made.experiment not in EXPERIMENTS:
-        return _refused(f"{out} was made by {made.experiment!r}, which is not here.")
+        return _refused(
+            f"{out} was made by the experiment {made.experiment!r}, which is not here."
+        )
     module = _module(made.experiment)
     try:
         experiment = tyro.cli(

@@ -1,5 +1,6 @@
 """Runs on disk, wherever they are: found, joined, compared, drawn, reported."""
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,13 +84,13 @@ def _joined(results: Sequence[Result]) -> Result:
     if len(results) == 1:
         return results[0]
     rounds = min(result.rounds for result in results)
-    evaluated = results[0].evaluated
-    for result in results[1:]:
-        evaluated = np.intersect1d(evaluated, result.evaluated)
+    evaluated = functools.reduce(np.intersect1d, [r.evaluated for r in results])
 
-    def of_all(name: str, parts: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
-        return np.concatenate([part[name] for part in parts])
+    def of_all(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        names = _common(parts)
+        return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
+    train = [{k: v[:, :rounds] for k, v in r.train.items()} for r in results]
     evaluations = [
         {k: v[:, np.isin(r.evaluated, evaluated)] for k, v in r.evaluations.items()}
         for r in results
@@ -97,12 +98,9 @@ def _joined(results: Sequence[Result]) -> Result:
     return Result(
         seeds=sum((result.seeds for result in results), ()),
         rounds=rounds,
-        train={
-            name: of_all(name, (r.train for r in results))[:, :rounds]
-            for name in _common([r.train for r in results])
-        },
+        train=of_all(train),
         evaluated=evaluated,
-        evaluations={name: of_all(name, evaluations) for name in _common(evaluations)},
+        evaluations=of_all(evaluations),
         client_metrics={},
         state=None,
         excluded=[e for result in results for e in result.excluded],
