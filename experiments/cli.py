@@ -89,14 +89,14 @@ def _parser() -> argparse.ArgumentParser:
     report = add(_report, "write the page of studies or runs again, from what is there")
     report.add_argument("directories", **several)
     report.add_argument("--metric", help="of runs (default: test_accuracy)")
-    report.add_argument("--out", type=Path, help="for the page of several runs")
+    report.add_argument("--out", type=Path, help="folder for the page of several runs")
     plot = add(_plot, "draw curves of runs into one picture")
     plot.add_argument("directories", **several)
-    usual = "default: test_accuracy and test_loss"
+    usual = "may be repeated (default: test_accuracy, test_loss)"
     plot.add_argument("--metric", action="append", default=[], help=usual)
     over = ("rounds", "bytes", "virtual_seconds")
     plot.add_argument("--over", choices=over, default="rounds")
-    plot.add_argument("--out", type=Path, default=Path("plot.png"), help="the picture")
+    plot.add_argument("--out", type=Path, default=Path("plot.png"), help="plot.png")
     compare = add(_compare, "print the last evaluations of runs side by side")
     compare.add_argument("directories", **several)
     data = add(_data, "list the data sets, or show one")
@@ -282,12 +282,12 @@ def _start(module: ModuleType, experiment: Any, made: Command) -> int:
             module.main(experiment)
     except KeyboardInterrupt as stop:
         print(
-            f"fedjax-core: {str(stop) or 'stopped; what is done is saved.'}",
+            f"fedjax-core: {str(stop) or 'stopped.'}",
             file=sys.stderr,
         )
         if out:
             again = shlex.join(["fedjax-core", "resume", str(out)])
-            print(f"fedjax-core: to go on: {again}", file=sys.stderr)
+            print(f"fedjax-core: to go on from what is saved: {again}", file=sys.stderr)
         return 130
     return 0
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fedjax_core import Result, RunDirError, study
+from fedjax_core import Result, RunDirError, read_result, study
 from fedjax_core.experiments.report import show, tabulate
-from fedjax_core.history import read_result
 from fedjax_core.result import plot, spread
 from fedjax_core.run_dir import SavedRun
 

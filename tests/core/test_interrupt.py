@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from tests.core.test_sweep import DATA, MODEL, RUN, WORK
 
-from fedjax_core import simulate
+from fedjax_core import read_result, simulate
 from fedjax_core.algorithms import fedavg
-from fedjax_core.history import read_result
 from fedjax_core.interrupt import HeldInterrupt
 
 

@@ -199,8 +199,8 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     options = ["--preset", "smoke", "--rounds", "7", "--out", "a b", "--hidden"]
     assert run("quickstart", "--devices", "8", *options) == 130
     said, how = capsys.readouterr().err.splitlines()
-    assert said == "fedjax-core: stopped; what is done is saved."
-    assert how == "fedjax-core: to go on: fedjax-core resume 'a b'"
+    assert said == "fedjax-core: stopped."
+    assert how == "fedjax-core: to go on from what is saved: fedjax-core resume 'a b'"
     # What the experiment is does not hang on what its preset is by now.
     other = {"default": quickstart.Experiment(rounds=99)}
     monkeypatch.setattr(quickstart, "PRESETS", other)
