@@ -225,7 +225,8 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         how.error(f"--devices must be >= 1, got {chosen.devices}")
     typed = shlex.join(["fedjax-core", "run", name, *argv])
     made = Command(typed, name, chosen.preset, chosen.devices, _options(experiment))
-    return _start(module, experiment, made)
+    use_host_devices(made.devices)
+    return _main(module, experiment, made)
 
 
 def _resume(args: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -254,7 +255,8 @@ def _resume(args: argparse.Namespace, rest: Sequence[str]) -> int:
         )
     done = "is finished" if made.finished else "goes on"
     print(f"{out} {done}: {made.command}", file=sys.stderr)
-    return _start(module, experiment, made._replace(finished=False))
+    use_host_devices(made.devices)
+    return _main(module, experiment, made._replace(finished=False))
 
 
 def _options(config: Any, prefix: str = "") -> tuple[str, ...]:
@@ -274,8 +276,8 @@ def _options(config: Any, prefix: str = "") -> tuple[str, ...]:
     return tuple(options)
 
 
-def _start(module: ModuleType, experiment: Any, made: Command) -> int:
-    use_host_devices(made.devices)
+def _main(module: ModuleType, experiment: Any, made: Command) -> int:
+    """Runs an experiment, records what made it, and returns the exit status."""
     out = getattr(experiment, "out", None)
     try:
         with command.recorded(out, made) if out else contextlib.nullcontext():

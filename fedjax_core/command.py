@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from fedjax_core.run_dir import COMMAND as FILE
 from fedjax_core.run_dir import RunDirError, read_json, write_json
 
@@ -44,7 +46,12 @@ def exists(out: Path) -> bool:
 
 
 def write(out: Path, command: Command) -> None:
-    """Records a command in a directory; paths inside move with it."""
+    """Records a command in a directory; paths inside move with it.
+
+    Of several processes the first one does.
+    """
+    if jax.process_index():
+        return
     inside = f"{out.absolute()}/"
     options = [option.replace(inside, f"{_OUT}/", 1) for option in command.options]
     out.mkdir(parents=True, exist_ok=True)
@@ -63,14 +70,20 @@ def recorded(out: Path, command: Command) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if before is not None:
-            path.write_bytes(before)
-        elif not any(out.rglob("config.json")):  # there is nothing to go on with
-            path.unlink()
-            with contextlib.suppress(OSError):
-                out.rmdir()
+        if jax.process_index() == 0:
+            _put_back(out, before)
         raise
     write(out, command._replace(finished=True))
+
+
+def _put_back(out: Path, before: bytes | None) -> None:
+    path = out / FILE
+    if before is not None:
+        path.write_bytes(before)
+    elif not any(out.rglob("config.json")):  # there is nothing to go on with
+        path.unlink()
+        with contextlib.suppress(OSError):
+            out.rmdir()
 
 
 def read(out: Path) -> Command:

@@ -1,6 +1,7 @@
 """What a run hands back: metrics per round and seed, the model, tables and plots."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ class Result:
 
     def total(self, name: str) -> float:
         """Sum over rounds of a metric, averaged over seeds: "megabytes", say."""
-        return float(self._each_round(name).sum(1).mean())
+        return float(np.mean([math.fsum(row) for row in self._each_round(name)]))
 
     def time_to(
         self,

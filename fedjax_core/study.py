@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_core import check, command
@@ -441,7 +442,8 @@ def _made(study: Study) -> dict[str, Any]:
 def _noted(outcome: Outcome, rows: list[Row]) -> Outcome:
     """With these rows, on disk as well."""
     outcome = outcome._replace(rows=rows)
-    write_json(outcome.out / "study.json", summary(outcome))
+    if jax.process_index() == 0:
+        write_json(outcome.out / "study.json", summary(outcome))
     return outcome
 
 
