@@ -1,10 +1,14 @@
 """An interrupt that waits until what it would lose is saved."""
 
+import os
 import signal
+import sys
 import threading
 from typing import Any, Self
 
 import jax
+
+_NOTICE = b"\nthe rounds that run are finished and saved; once more stops at once\n"
 
 
 class HeldInterrupt:
@@ -28,6 +32,9 @@ class HeldInterrupt:
 
     def _note(self, *_: Any) -> None:
         self.came = True
+        if sys.stderr.isatty():
+            # Not by sys.stderr, in whose own writing this may come.
+            os.write(sys.stderr.fileno(), _NOTICE)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __enter__(self) -> Self:
