@@ -135,15 +135,13 @@ def _metrics(results: Mapping[str, Result], wanted: Sequence[str]) -> list[str]:
 
 
 def compare(directories: Sequence[Path]) -> None:
-    """Prints the last evaluations of runs side by side."""
+    """Prints the last evaluations of runs side by side, or what rounds reported."""
     results = gather(directories)
-    names = dict.fromkeys(name for r in results.values() for name in r.evaluations)
-    if not names:
-        raise RunDirError(f"{', '.join(map(str, directories))}: no evaluation yet.")
+    shown = [result.evaluations or result.train for result in results.values()]
     rows = [("rounds", *(str(result.rounds) for result in results.values()))]
-    for name in names:
-        last = [r.evaluations.get(name, np.zeros((0, 1))) for r in results.values()]
-        rows.append((name, *(spread(values[:, -1]) for values in last)))
+    for name in dict.fromkeys(name for metrics in shown for name in metrics):
+        last = [metrics.get(name, np.zeros((0, 1)))[:, -1] for metrics in shown]
+        rows.append((name, *map(spread, last)))
     caption = "mean ± standard deviation over seeds"
     table = tabulate(("", *results), rows, caption=caption)
     table.columns[0].no_wrap = True

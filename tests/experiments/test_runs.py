@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.core.test_sweep import DATA, MODEL, WORK
 
-from fedjax_core import RunDirError, simulate
+from fedjax_core import Result, RunDirError, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.experiments import cli, runs
 
@@ -62,6 +62,17 @@ def test_runs_are_compared_as_they_stand(root, capsys, monkeypatch):
     cells = [cell.strip() for cell in line.strip("│").split("│")]
     spread = f"{np.mean(other):.4g} ± {np.std(other, ddof=1):.4g}"
     assert cells == ["test_loss", f"{first:.4g}", spread]
+
+
+def test_runs_without_evaluations_are_compared_by_what_rounds_reported(
+    capsys, monkeypatch
+):
+    train = {"distance": np.array([[3.0, 0.25]])}
+    result = Result((0,), 2, train, np.zeros(0, int), {}, {}, None, [])
+    monkeypatch.setattr(runs, "gather", lambda paths: {"fedgd": result})
+    runs.compare([])
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "distance" in x]
+    assert line.strip("│ ").split() == ["distance", "│", "0.25"]
 
 
 @pytest.mark.parametrize("over", ["rounds", "bytes"])
