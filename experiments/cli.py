@@ -1,21 +1,23 @@
 """The command line: experiments, data sets, and what this machine can do."""
 
 import argparse
+import contextlib
+import dataclasses
 import difflib
 import importlib
 import importlib.metadata
 import io
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-import numpy as np
-
-from fedjax_core import RunDirError, use_host_devices
-from fedjax_core.data.readers.files import DataFileError
+from fedjax_core import DataFileError, RunDirError, command, use_host_devices
+from fedjax_core.command import Command
 from fedjax_core.record import to_json
-from fedjax_core.run_dir import last_evaluations
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
@@ -40,65 +42,86 @@ EXPERIMENTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit status."""
+    """Runs the command line and returns its exit status.
+
+    0 is success, 2 anything that can't be done, 130 an interrupt.
+    """
     for stream in (sys.stdout, sys.stderr):
         # A sign that the output's encoding lacks must not end a run.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest and args.command != "run":
+        parser.error(f"{args.command} does not know {' '.join(rest)}")
+    try:
+        return args.do(args, rest)
+    except (RunDirError, DataFileError, OSError, ImportError) as error:
+        return _refused(error)
+    except KeyboardInterrupt:
+        return 130  # as shells say it of SIGINT
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedjax-core", description="Federated-learning simulation in JAX."
     )
     version = f"%(prog)s {importlib.metadata.version('fedjax_core')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", help="list the experiments")
-    run = commands.add_parser(
-        "run",
-        help="run an experiment",
+
+    def add(do: Any, about: str, **options: Any) -> argparse.ArgumentParser:
+        name = do.__name__.lstrip("_")
+        made = commands.add_parser(name, help=about, **options)
+        made.set_defaults(do=do)
+        return made
+
+    add(_list, "list the experiments")
+    run = add(
+        _run,
+        "run an experiment",
         description="Run an experiment; 'run NAME --help' lists its options.",
         add_help=False,
     )
     run.add_argument("name", nargs="?", help="see 'fedjax-core list'")
-    show = commands.add_parser("show", help="show the settings of an experiment")
+    run.set_defaults(help=run.format_help())
+    show = add(_show, "show the settings of an experiment")
     show.add_argument("name", help="see 'fedjax-core list'")
     show.add_argument("--preset", default="default")
-    data = commands.add_parser("data", help="list the data sets, or show one")
+    resume = add(_resume, "go on with what 'run' left in a directory")
+    resume.add_argument("directory", type=Path, metavar="DIR")
+    several: dict[str, Any] = {"nargs": "+", "type": Path, "metavar": "DIR"}
+    report = add(_report, "write the page of studies or runs again, from what is there")
+    report.add_argument("directories", **several)
+    report.add_argument("--metric", help="of runs (default: test_accuracy)")
+    report.add_argument("--out", type=Path, help="folder for the page of several runs")
+    plot = add(_plot, "draw curves of runs into one picture")
+    plot.add_argument("directories", **several)
+    usual = "may be repeated (default: test_accuracy, test_loss)"
+    plot.add_argument("--metric", action="append", default=[], help=usual)
+    over = ("rounds", "bytes", "virtual_seconds")
+    plot.add_argument("--over", choices=over, default="rounds")
+    plot.add_argument("--out", type=Path, default=Path("plot.png"), help="plot.png")
+    compare = add(_compare, "print the last evaluations of runs side by side")
+    compare.add_argument("directories", **several)
+    data = add(_data, "list the data sets, or show one")
     data.add_argument("name", nargs="?", help="of a data set")
     data.add_argument("--path", type=Path, help="where its files are")
     data.add_argument("--clients", type=int, default=20, help="if it has none itself")
     data.add_argument("--alpha", type=float, default=0.3, help="and how unlike")
     data.add_argument("--out", type=Path, help="the picture (default: NAME.png)")
-    compare = commands.add_parser(
-        "compare", help="print the last evaluations of run directories side by side"
-    )
-    compare.add_argument("directories", nargs="+", type=Path, metavar="DIR")
-    commands.add_parser("doctor", help="devices, versions, memory, a speed check")
-    args, rest = parser.parse_known_args(argv)
-    if rest and args.command != "run":
-        parser.error(f"{args.command} does not know {' '.join(rest)}")
-    if args.command == "compare":
-        return _compare(args.directories)
-    if args.command == "list":
-        print(listing())
-        return 0
-    if args.command == "data":
-        return _data(args)
-    if args.command == "doctor":
-        from fedjax_core.experiments import tools
+    add(_doctor, "devices, versions, memory, a speed check")
+    return parser
 
-        use_host_devices()
-        tools.doctor()
-        return 0
-    if args.name is None:
-        run.print_help()
-        print(f"\n{listing()}")
-        return 0 if {"-h", "--help"} & set(rest) else 2
-    if args.name not in EXPERIMENTS:
-        print(f"fedjax-core: {_unknown(args.name)}", file=sys.stderr)
-        return 2
-    if args.command == "show":
-        return _show(args.name, args.preset)
-    return _run(args.name, rest)
+
+def _refused(error: Exception | str) -> int:
+    print(f"fedjax-core: {error}", file=sys.stderr)
+    return 2
+
+
+def _list(args: argparse.Namespace, rest: Sequence[str]) -> int:
+    print(listing())
+    return 0
 
 
 def listing() -> str:
@@ -108,82 +131,86 @@ def listing() -> str:
     return "\n".join(["experiments:", *lines])
 
 
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.4)
+def _unknown(kind: str, name: str, known: Sequence[str], command: str) -> int:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"no experiment {name!r}.{hint} 'fedjax-core list' shows them all."
+    return _refused(
+        f"no {kind} {name!r}.{hint} 'fedjax-core {command}' shows them all."
+    )
 
 
-def _show(name: str, preset: str) -> int:
-    presets = importlib.import_module(f"fedjax_core.experiments.{name}").PRESETS
-    if preset not in presets:
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"fedjax_core.experiments.{name}")
+
+
+def _show(args: argparse.Namespace, rest: Sequence[str]) -> int:
+    if args.name not in EXPERIMENTS:
+        return _unknown("experiment", args.name, list(EXPERIMENTS), "list")
+    presets = _module(args.name).PRESETS
+    if args.preset not in presets:
         known = ", ".join(presets)
-        print(
-            f"fedjax-core: no preset {preset!r} of {name}, but {known}.",
-            file=sys.stderr,
-        )
-        return 2
-    print(json.dumps(to_json(presets[preset]), indent=2))
+        return _refused(f"no preset {args.preset!r} of {args.name}, but {known}.")
+    print(json.dumps(to_json(presets[args.preset]), indent=2))
     return 0
 
 
-def _data(args: argparse.Namespace) -> int:
+def _data(args: argparse.Namespace, rest: Sequence[str]) -> int:
     from fedjax_core.experiments import tools
 
     if args.name is None:
         tools.list_data()
         return 0
     if args.name not in (known := tools.data_sets()):
-        near = difflib.get_close_matches(args.name, known, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        print(
-            f"fedjax-core: no data set {args.name!r}.{hint} 'fedjax-core data' shows "
-            f"them all.",
-            file=sys.stderr,
-        )
-        return 2
+        return _unknown("data set", args.name, list(known), "data")
     out = args.out or Path(f"{args.name}.png")
     try:
         tools.show_data(args.name, args.path, args.clients, args.alpha, out)
-    except (DataFileError, OSError, ImportError, ValueError) as error:
-        print(f"fedjax-core: {error}", file=sys.stderr)
-        return 2
+    except ValueError as error:
+        return _refused(error)
     return 0
 
 
-def _compare(directories: Sequence[Path]) -> int:
-    from rich.console import Console
-    from rich.table import Table
+def _doctor(args: argparse.Namespace, rest: Sequence[str]) -> int:
+    from fedjax_core.experiments import tools
 
-    try:
-        runs = {path: last_evaluations(path) for path in directories}
-    except (RunDirError, OSError) as error:
-        print(f"fedjax-core: {error}", file=sys.stderr)
-        return 2
-    table = Table(caption="mean ± standard deviation over seeds")
-    table.add_column("")
-    for path in runs:
-        table.add_column(str(path), justify="right", overflow="fold")
-    names = list(dict.fromkeys(name for values in runs.values() for name in values))
-    for name in [n for n in names if n != "seed"]:
-        table.add_row(name, *(_spread(values.get(name)) for values in runs.values()))
-    Console().print(table)
+    use_host_devices()
+    tools.doctor()
     return 0
 
 
-def _spread(values: np.ndarray | None) -> str:
-    if values is None:
-        return ""
-    spread = f" ± {values.std(ddof=1):.4g}" if len(set(values)) > 1 else ""
-    return f"{values.mean():.6g}{spread}"
+def _compare(args: argparse.Namespace, rest: Sequence[str]) -> int:
+    from fedjax_core.experiments import runs
+
+    runs.compare(args.directories)
+    return 0
 
 
-def _run(name: str, argv: Sequence[str]) -> int:
+def _plot(args: argparse.Namespace, rest: Sequence[str]) -> int:
+    from fedjax_core.experiments import runs
+
+    runs.draw(args.directories, args.metric, args.over, args.out)
+    return 0
+
+
+def _report(args: argparse.Namespace, rest: Sequence[str]) -> int:
+    from fedjax_core.experiments import runs
+
+    runs.report(args.directories, args.metric, args.out)
+    return 0
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     import tyro
 
+    name = args.name
+    if name is None:
+        print(f"{args.help}\n{listing()}")
+        return 0 if {"-h", "--help"} & set(argv) else 2
+    if name not in EXPERIMENTS:
+        return _unknown("experiment", name, list(EXPERIMENTS), "list")
     # How to run comes first, since it decides the defaults of everything else.
     how = argparse.ArgumentParser(prog=f"fedjax-core run {name}", add_help=False)
-    module = importlib.import_module(f"fedjax_core.experiments.{name}")
+    module = _module(name)
     how.add_argument("--preset", choices=list(module.PRESETS), default="default")
     how.add_argument("--devices", type=int, default=None)
     chosen, rest = how.parse_known_args(argv)
@@ -201,18 +228,74 @@ def _run(name: str, argv: Sequence[str]) -> int:
     )
     if chosen.devices is not None and chosen.devices < 1:
         how.error(f"--devices must be >= 1, got {chosen.devices}")
-    use_host_devices(chosen.devices)
-    try:
-        module.main(experiment)
-    except (RunDirError, DataFileError, OSError, ImportError) as error:
-        print(f"fedjax-core: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as stop:
-        said = (
-            str(stop) or "stopped; the same command goes on from the last checkpoint."
+    typed = shlex.join(["fedjax-core", "run", name, *argv])
+    made = Command(typed, name, chosen.preset, chosen.devices, _options(experiment))
+    use_host_devices(made.devices)
+    return _main(module, experiment, made)
+
+
+def _resume(args: argparse.Namespace, rest: Sequence[str]) -> int:
+    import tyro
+
+    out = args.directory
+    made = command.read(out)
+    if not made.experiment:
+        return _refused(f"{out} was made by {made.command!r}; that goes on with it.")
+    if made.experiment not in EXPERIMENTS:
+        return _refused(
+            f"{out} was made by the experiment {made.experiment!r}, which is not here."
         )
-        print(f"fedjax-core: {said}", file=sys.stderr)
-        return 130  # as shells say it of SIGINT
+    module = _module(made.experiment)
+    try:
+        experiment = tyro.cli(
+            module.Experiment,
+            args=[*made.options, "--out", str(out)],
+            default=module.PRESETS.get(made.preset, module.PRESETS["default"]),
+            console_outputs=False,
+        )
+    except SystemExit:
+        return _refused(
+            f"{out / command.FILE} has settings that {made.experiment} does not take: "
+            f"{shlex.join(made.options)}."
+        )
+    done = "is finished" if made.finished else "goes on"
+    print(f"{out} {done}: {made.command}", file=sys.stderr)
+    use_host_devices(made.devices)
+    return _main(module, experiment, made._replace(finished=False))
+
+
+def _options(config: Any, prefix: str = "") -> tuple[str, ...]:
+    """All settings of an experiment as they could be typed, but where it writes to."""
+    options = []
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), field.name.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            options += _options(value, f"{prefix}{name}.")
+        elif isinstance(value, bool):
+            options.append(f"--{prefix}{'' if value else 'no-'}{name}")
+        elif prefix or name != "out":
+            values = value if isinstance(value, tuple) else (value,)
+            # Elsewhere a relative path would be another one.
+            texts = [str(v.absolute() if isinstance(v, Path) else v) for v in values]
+            options += [f"--{prefix}{name}", *texts]
+    return tuple(options)
+
+
+def _main(module: ModuleType, experiment: Any, made: Command) -> int:
+    """Runs an experiment, records what made it, and returns the exit status."""
+    out = getattr(experiment, "out", None)
+    try:
+        with command.recorded(out, made) if out else contextlib.nullcontext():
+            module.main(experiment)
+    except KeyboardInterrupt as stop:
+        print(
+            f"fedjax-core: {str(stop) or 'stopped.'}",
+            file=sys.stderr,
+        )
+        if out:
+            again = shlex.join(["fedjax-core", "resume", str(out)])
+            print(f"fedjax-core: to go on from what is saved: {again}", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -18,6 +18,7 @@ from fedjax_core import LocalWork, Model, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.datasets import heart_disease
+from fedjax_core.result import spread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,8 +124,8 @@ def table(results: dict[str, Result], data: FederatedData) -> Table:
     for name, result in results.items():
         if name == data.client_ids[0]:  # from here on, hospitals alone
             out.add_section()
-        values = zip(*accuracy(result), strict=True)
-        out.add_row(name, *(f"{mean:.3f} ± {std:.3f}" for mean, std in values))
+        by_hospital = result.client_metrics["test_accuracy"].T
+        out.add_row(name, *(spread(values, ".3f") for values in by_hospital))
     ill = [splits[1].client(i)["y"].mean() for i in range(data.num_clients)]
     out.add_section()
     out.add_row("larger class", *(f"{max(p, 1 - p):.3f}        " for p in ill))

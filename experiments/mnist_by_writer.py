@@ -20,6 +20,7 @@ from fedjax_core import FederatedData, LocalWork, Result, check, models, simulat
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import mnist
 from fedjax_core.evaluate import compile_evaluation
+from fedjax_core.result import spread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,40 +150,31 @@ def table(result: Result, accuracies: dict[str, Accuracies]) -> Table:
                 values.mean(1),
                 np.percentile(values, 10, axis=1),
             )
-            out.add_row(label, f"{len(sizes)}", *(_spread(100 * v) for v in by_seed))
+            out.add_row(
+                label, f"{len(sizes)}", *(spread(100 * v, ".2f") for v in by_seed)
+            )
     return out
-
-
-def _spread(by_seed: np.ndarray) -> str:
-    mean = f"{by_seed.mean():.2f}"
-    return mean if len(by_seed) == 1 else f"{mean} ± {by_seed.std(ddof=1):.2f}"
 
 
 def plot(result: Result, accuracies: dict[str, Accuracies]) -> Figure:
     """Accuracy over rounds, and how it spreads over the writers at the end."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    curves, spread = figure.subplots(1, 2)
+    curves, shares = figure.subplots(1, 2)
     for name, label in (
         ("test_accuracy", "all digits"),
         ("test_accuracy_client_mean", "mean client"),
         ("test_accuracy_client_p10", "10th percentile of clients"),
     ):
-        rounds, values = result.series(name)
-        mean = values.mean(0)
-        (line,) = curves.plot(rounds, mean, marker=".", label=label)
-        if len(values) > 1:
-            std = values.std(0, ddof=1)
-            band = (mean - std, mean + std)
-            curves.fill_between(rounds, *band, color=line.get_color(), alpha=0.25, lw=0)
+        result.draw(curves, name, label=label)
     curves.set_title("held-out digits of the training writers", size=9)
     curves.set(xlabel="round", ylabel="accuracy")
     for name, writers in accuracies.items():
         ordered = np.sort(writers.values.ravel())
         share = np.arange(1, len(ordered) + 1) / len(ordered)
-        spread.step(ordered, share, where="post", label=name)
-    spread.set_title("accuracy per client, all seeds, last round", size=9)
-    spread.set(xlabel="accuracy", ylabel="share of clients at or below")
-    for axes in (curves, spread):
+        shares.step(ordered, share, where="post", label=name)
+    shares.set_title("accuracy per client, all seeds, last round", size=9)
+    shares.set(xlabel="accuracy", ylabel="share of clients at or below")
+    for axes in (curves, shares):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     return figure

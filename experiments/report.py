@@ -112,7 +112,7 @@ def tabulate(
     """A table of numbers under a first column of names; `look` is rich's."""
     out = Table(**look)
     for k, name in enumerate(columns):
-        out.add_column(name, justify="right" if k else "left")
+        out.add_column(name, justify="right" if k else "left", overflow="fold")
     for row in rows:
         out.add_row(*row)
     return out
@@ -120,8 +120,12 @@ def tabulate(
 
 def show_study(this: study.Study, out: Path) -> None:
     """Runs a study, prints its tables and says where its page is."""
+    show(study.run(this, out))
+
+
+def show(outcome: study.Outcome) -> None:
+    """Prints the tables of a study, writes its page and says where."""
     console = Console()
-    outcome = study.run(this, out)
     for table in study_report.tables(outcome):
         console.print(tabulate(table.header, table.rows, title=table.title))
     console.print(f"page: {study_report.write(outcome)}", highlight=False)

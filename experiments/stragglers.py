@@ -14,8 +14,9 @@ from rich.console import Console
 from fedjax_core import LocalWork, Result, Uniform, check, models, simulate
 from fedjax_core.algorithms import fedavg, fedbuff
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import band, panels, save, tabulate
+from fedjax_core.experiments.report import panels, save, tabulate
 from fedjax_core.plan import num_steps
+from fedjax_core.result import spread
 from fedjax_core.virtual_time import Asynchronous, Devices, Synchronous
 
 
@@ -128,18 +129,17 @@ def main(experiment: Experiment) -> None:
         when = when[~np.isnan(when)] / unit
         if len(when) < len(result.seeds):
             return f"{len(when)} of {len(result.seeds)} seeds did"
-        spread = f" ± {when.std(ddof=1):.3g}" if len(when) > 1 else ""
-        return f"{when.mean():.4g}{spread}"
+        return spread(when)
 
     rows = []
     for name, result in results.items():
-        accuracy, spread = result.final("test_accuracy")
+        accuracy = result.series("test_accuracy")[1][:, -1]
         rows.append(
             (
                 name,
                 reached(result, "virtual_seconds", 1.0),
                 reached(result, "uplink_bytes", 1e6),
-                f"{accuracy:.4f} ± {spread:.4f}",
+                spread(accuracy, ".4f"),
                 f"{result.total('virtual_seconds'):.4g}",
                 f"{result.final('test_accuracy_client_p10')[0]:.3f}",
             )
@@ -149,11 +149,8 @@ def main(experiment: Experiment) -> None:
     title = f"{experiment.num_seeds} seeds, mean ± one deviation"
     console.print(tabulate(columns, rows, title=title))
     figure, axes = panels(6.5, 4, columns=1)
-    for color, (name, result) in zip(("C0", "C1", "C2"), results.items(), strict=True):
-        seconds, values = result.series("test_accuracy", over="virtual_seconds")
-        middle, std = values.mean(0), values.std(0)
-        band(axes, seconds.mean(0), middle, middle - std, middle + std, color, name)
-    axes.set(xlabel="virtual seconds", ylabel="test accuracy")
+    for name, result in results.items():
+        result.draw(axes, "test_accuracy", over="virtual_seconds", label=name)
     axes.axhline(experiment.goal, color="grey", linestyle=":", linewidth=1)
     axes.legend()
     save(figure, experiment.out / "stragglers.png", console)

@@ -12,6 +12,7 @@ from fedjax_core.data.splits import hold_out_clients, merge, split_examples
 from fedjax_core.devices import client_mesh, use_host_devices
 from fedjax_core.driver import NonFiniteUpdateError, Report
 from fedjax_core.evaluate import Evaluation, evaluate
+from fedjax_core.history import read_result
 from fedjax_core.local import Carry, local_sgd, sgd_step
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean, Sum
@@ -77,6 +78,7 @@ __all__ = [
     "models",
     "monoid",
     "plan_round",
+    "read_result",
     "sgd_step",
     "simulate",
     "split_examples",

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.history import History
+from fedjax_core.interrupt import HeldInterrupt
 from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Exclusion, Result
 from fedjax_core.run_dir import RunDir
@@ -227,6 +228,8 @@ def drive_cells(
         spans = _spans(started, rounds, marks, machine.longest())
         chunks = machine.advance(list(spans))
         cleanup.callback(chunks.close)
+        interrupt = HeldInterrupt(any(log.record for log in logs))
+        cleanup.enter_context(interrupt)
         clock, running = _Clock(machine), logs
         for metrics, cohorts in chunks:
             seconds += clock.lap()
@@ -256,6 +259,7 @@ def drive_cells(
                 report = Report(done, of_all, train, values, machine.state)
                 stops = [f(report) for f in callbacks]  # each of them is called
                 stop = any(stops)
+            stop |= interrupt.came
             records = [(log, log.record) for log in running if log.record]
             if records and (done % checkpoint_every == 0 or done == rounds or stop):
                 state = machine.state

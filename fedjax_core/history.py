@@ -1,5 +1,6 @@
 """Collects what a run measures, in memory and in its run directory."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,22 @@ import numpy as np
 
 from fedjax_core.map import STAGES
 from fedjax_core.result import Exclusion, Result
-from fedjax_core.run_dir import RunDir
+from fedjax_core.run_dir import RunDir, SavedRun
+
+
+def read_result(run_dir: str | os.PathLike) -> Result:
+    """What a run has measured up to its latest checkpoint, without its state.
+
+    Args:
+      run_dir: its directory, wherever it lies now; the run may still be going on.
+
+    Raises:
+      RunDirError: it is no run directory, or damaged.
+    """
+    run = SavedRun(run_dir)
+    history = History(run.config["seeds"], ())
+    history.load(run)
+    return history.result(None, run_dir=run.path)
 
 
 class _Table:
@@ -121,17 +137,17 @@ class History:
             run_dir.write_arrays("client_metrics", self.client_metrics)
         self._evaluations_saved = len(self._evaluations.rounds)
 
-    def load(self, run_dir: RunDir) -> None:
+    def load(self, run_dir: SavedRun) -> None:
         """Reads back what `run_dir` recorded up to its latest checkpoint."""
-        self._train.load(run_dir.rewind("metrics"))
-        self._evaluations.load(run_dir.rewind("evaluations"))
+        self._train.load(run_dir.rows("metrics"))
+        self._evaluations.load(run_dir.rows("evaluations"))
         self.excluded = [
             Exclusion(
                 int(row["round"]), int(row["seed"]), row["client_id"], row["stage"]
             )
-            for row in run_dir.rewind("excluded")
+            for row in run_dir.rows("excluded")
         ]
-        self.client_metrics = run_dir.read_arrays("client_metrics")
+        self.client_metrics = run_dir.arrays("client_metrics")
         self._evaluations_saved = len(self._evaluations.rounds)
         self._excluded_saved = len(self.excluded)
 

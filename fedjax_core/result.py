@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,21 +76,28 @@ class Result:
         Args:
           name: of the metric.
           over: in the place of rounds, what another metric of training adds up to by
-            then, ``[S, T]``: "virtual_seconds", "uplink_bytes".
+            then, ``[S, T]``: "virtual_seconds", "uplink_bytes"; or "megabytes", sent
+            and received together.
 
         Raises:
           KeyError: no such metric; the message lists those there are.
         """
         if over is not None:
             rounds, values = self.series(name)
-            spent = self.series(over)[1].astype(np.float64).cumsum(1)
-            return spent[:, rounds - 1], values
+            return self._each_round(over).cumsum(1)[:, rounds - 1], values
         if name in self.evaluations:
             return self.evaluated, self.evaluations[name]
         if name in self.train:
             return np.arange(1, self.rounds + 1), self.train[name]
         names = ", ".join(sorted({*self.evaluations, *self.train}))
         raise KeyError(f"no metric {name!r}; there are: {names}.")
+
+    def _each_round(self, name: str) -> np.ndarray:
+        """What each round costs, ``[S, rounds]``."""
+        if name == "megabytes":
+            up, down = map(self._each_round, ("uplink_bytes", "downlink_bytes"))
+            return (up + down) / 1e6
+        return self.series(name)[1].astype(np.float64)
 
     def final(self, name: str) -> tuple[float, float]:
         """Mean and standard deviation over seeds of a metric's last value.
@@ -101,8 +109,8 @@ class Result:
         return float(last.mean()), float(std)
 
     def total(self, name: str) -> float:
-        """Sum over rounds of a metric, averaged over seeds: bytes sent, say."""
-        return float(np.mean([math.fsum(row) for row in self.series(name)[1]]))
+        """Sum over rounds of a metric, averaged over seeds: "megabytes", say."""
+        return float(np.mean([math.fsum(row) for row in self._each_round(name)]))
 
     def total_bits(self, name: str) -> tuple[int, ...]:
         """Bits over all rounds, ``[S]``, of a metric in bytes: exact, however many.
@@ -157,31 +165,75 @@ class Result:
         Returns:
           The matplotlib `Figure`.
         """
-        from matplotlib.figure import Figure
-
         names = names or tuple(self.evaluations or self.train)
-        figure = Figure(figsize=(5.5 * len(names), 3.6), layout="constrained")
-        for axes, name in zip(
-            np.ravel(figure.subplots(1, len(names))), names, strict=True
-        ):
-            rounds, values = self.series(name, over=over)
-            rounds, mean = np.atleast_2d(rounds).mean(0), values.mean(0)
-            axes.plot(rounds, mean, marker="." if len(rounds) < 40 else None)
-            if len(values) > 1:
-                std = values.std(0, ddof=1)
-                axes.fill_between(rounds, mean - std, mean + std, alpha=0.25, lw=0)
-                axes.set_title(f"mean and one deviation, {len(values)} seeds", size=9)
-            xlabel = (over or "round").replace("_", " ")
-            axes.set(xlabel=xlabel, ylabel=name.replace("_", " "))
-            axes.grid(alpha=0.3)
-        if path is not None:
-            figure.savefig(path, dpi=150)
+        figure = plot({"": self}, names, over=over, path=path)
+        if len(self.seeds) > 1:
+            for axes in figure.axes:
+                note = f"mean and one deviation, {len(self.seeds)} seeds"
+                axes.set_title(note, size=9)
         return figure
+
+    def draw(
+        self, axes: Any, name: str, *, over: str | None = None, label: str = ""
+    ) -> None:
+        """Adds a metric to axes of matplotlib, as `plot` draws it."""
+        spent, values = self.series(name, over=over)
+        x, mean = np.atleast_2d(spent).mean(0), values.mean(0)
+        (line,) = axes.plot(x, mean, marker="." if len(x) < 40 else None, label=label)
+        if len(values) > 1:
+            std, color = values.std(0, ddof=1), line.get_color()
+            axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.25, lw=0)
+        xlabel = (over or "round").replace("_", " ")
+        axes.set(xlabel=xlabel, ylabel=name.replace("_", " "))
+        axes.grid(alpha=0.3)
 
     def __repr__(self):
         lines = [f"Result: {self.rounds} rounds, {len(self.seeds)} seed(s)"]
         for name in [*self.evaluations, *self.train]:
-            mean, std = self.final(name)
-            spread = "" if np.isnan(std) else f" +- {std:.4g}"
-            lines.append(f"  {name:<32} {mean:.6g}{spread}")
+            last = spread(self.series(name)[1][:, -1]).replace("±", "+-")
+            lines.append(f"  {name:<32} {last}")
         return "\n".join(lines)
+
+
+def spread(values: Any, form: str = ".4g") -> str:
+    """Numbers of all seeds as text, "mean ± deviation"; nothing of no numbers.
+
+    The deviation is the sample's (n - 1), left out for a single number.
+    """
+    values = np.asarray(values, np.float64)
+    if not len(values):
+        return ""
+    std = f" ± {values.std(ddof=1):{form}}" if len(values) > 1 else ""
+    return f"{values.mean():{form}}{std}"
+
+
+def plot(
+    results: Mapping[str, Result],
+    names: Sequence[str],
+    *,
+    over: str | None = None,
+    path: str | os.PathLike | None = None,
+) -> Any:
+    """Draws metrics of several results into one figure, a panel for every metric.
+
+    Args:
+      results: by what the legend calls them.
+      names: of metrics.
+      over: as in `Result.plot`, as is `path`.
+      path: see there.
+
+    Returns:
+      The matplotlib `Figure`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5 * len(names), 3.6), layout="constrained")
+    panels = np.ravel(figure.subplots(1, len(names)))
+    for axes, name in zip(panels, names, strict=True):
+        for label, result in results.items():
+            result.draw(axes, name, over=over, label=label)
+        if any(results):  # something has a name
+            axes.legend(fontsize=8)
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure

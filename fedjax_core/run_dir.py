@@ -3,6 +3,7 @@
 ::
 
   config.json      everything that decides the numbers
+  command.json     what `fedjax-core resume` does again, if the command line made it
   versions.json    python, jax and package versions, devices; one entry per change
   metrics.csv      one row per round and seed
   evaluations.csv  one row per evaluated round and seed
@@ -49,6 +50,7 @@ _SETTINGS = (
     "jax_default_matmul_precision",
 )
 _GO_ON = "once that is mended, resume=True goes on from the last checkpoint."
+COMMAND = "command.json"  # what made it, see `fedjax_core.command`
 _COVERED = "covered.json"  # the last file of a checkpoint, which completes it
 _TEXT: Any = {"errors": "surrogatepass"}  # a client's name may be any str
 T = TypeVar("T")
@@ -96,220 +98,62 @@ def checksum(tree: PyTree) -> str:
     return f"{crc:08x}"
 
 
-def last_evaluations(path: Path) -> dict[str, np.ndarray]:
-    """Name -> ``[S]``, the last evaluation in a run directory, finished or not.
-
-    Raises:
-      RunDirError: it is no run directory, or nothing has been evaluated there.
-    """
-    if not (path / "config.json").exists():
-        raise RunDirError(f"{path} is no run directory, since it has no config.json.")
-    table = path / "evaluations.csv"
-    text = table.read_text("utf-8") if table.exists() else ""
-    rows = list(csv.DictReader(io.StringIO(text)))
-    if not rows:
-        raise RunDirError(f"{path} holds no evaluation yet.")
-    rows = [row for row in rows if row["round"] == rows[-1]["round"]]
-    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
-
-
 class RunDirError(ValueError):
     """A run directory can't be used for this run."""
 
 
-class RunDir:
-    """Opens or creates a run directory.
-
-    A finished run can be read where nothing can be written.
+class SavedRun:
+    """What a run directory holds up to its latest checkpoint; it may be in use.
 
     Args:
       path: the directory.
-      config: what decides the numbers, see `fedjax_core.record.to_json`; recorded with
-        the global settings of jax that do. "rounds", and "rounds" in "record", may
-        differ from one run to the next.
-      resume: continue what is there; without it the directory must be new or empty.
-
-    Raises:
-      RunDirError: the directory holds something and `resume` is False, it was written
-        with another config (the message names the first difference), it is no run
-        directory, lacks something or is damaged, it holds more rounds than the config,
-        or another process is running in it.
-      TypeError: `config` holds something that has no value to record.
     """
 
-    def __init__(self, path: str | os.PathLike, config: dict[str, Any], resume: bool):
+    def __init__(self, path: str | os.PathLike):
         self.path = Path(path).absolute()
         self._saved = self.path / "checkpoints"
-        settings = {name: getattr(jax.config, name) for name in _SETTINGS}
-        config = json.loads(json.dumps({**to_json(config), "settings": settings}))
-        self._check(config, resume)
-        _meet("everyone has looked before someone writes")
-        with contextlib.ExitStack() as undo:
-            finished = 0 < config.get("rounds", 0) <= self.round
-            self._writes = jax.process_index() == 0 and self._lock(undo, finished)
-            if self._writes:
-                _replace(self.path / "config.json", _json_bytes(config))
-                self._note_versions()
-                for folder in _folders(self._saved):
-                    if not (folder / _COVERED).exists():  # left by a kill
-                        shutil.rmtree(folder)
-            _meet("what a kill left is gone")
-            options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
-            with _quiet():
-                self._checkpoints = ocp.CheckpointManager(self._saved, options=options)
-            undo.callback(self._checkpoints.close)
-            self._tables: dict[str, tuple[int, int]] = {}
-            self._arrays = self._whole(self._read_arrays) if self.round else {}
-            self._close = undo.pop_all().close
 
-    def _check(self, config: dict[str, Any], resume: bool) -> None:
-        """Raises RunDirError unless what is there is nothing, or this run's."""
-        ours = (".lock", "config.json.tmp")  # left by a kill before anything else
-        if self.path.exists() and not self.path.is_dir():
-            raise RunDirError(f"{self.path} is no directory; name a new one.")
-        names = os.listdir(self.path) if self.path.exists() else []
-        if not [name for name in names if name not in ours]:
-            return
-        if "config.json" not in names:
-            raise RunDirError(
-                f"{self.path} is not empty and no run directory, since it has no "
-                f"config.json; name a new directory."
-            )
-        if not resume:
-            raise RunDirError(
-                f"{self.path} is not empty; pass resume=True to continue it, or name a "
-                f"new directory."
-            )
-        old = _read_json(self.path / "config.json", dict, "put it back from a copy")
-        found = difference(_decisive(old), _decisive(config))
-        if found:
-            where, was, now = found
-            raise RunDirError(
-                f"{self.path} was written with {where} = {_short(repr(was))}, got "
-                f"{_short(repr(now))}; resume with the same settings or name a new "
-                f"directory."
-            )
-        if self.round > config.get("rounds", self.round):
-            raise RunDirError(
-                f"{self.path} holds {self.round} rounds, more than "
-                f"rounds={config['rounds']}."
-            )
-        if "checkpoints" not in names and any(name.endswith(".csv") for name in names):
-            raise RunDirError(
-                f"{self._saved} is missing; put it back from a copy or name a new "
-                f"directory."
-            )
+    @property
+    def config(self) -> dict[str, Any]:
+        """What decided the numbers, as JSON.
 
-    def _lock(self, undo: contextlib.ExitStack, finished: bool) -> bool:
-        """Takes the lock; False where nothing can be written, nor has to be."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            undo.enter_context(_locked(self.path / ".lock"))
-        except OSError as error:
-            if finished and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                return False
+        Raises:
+          RunDirError: it is no run directory, or damaged.
+        """
+        path = self.path / "config.json"
+        if not path.exists():
             raise RunDirError(
-                f"{self.path}: it can't be written to: {error.strerror}; make it "
-                f"writable, or copy it to where it is."
-            ) from None
-        return True
-
-    def _note_versions(self) -> None:
-        """Adds today's versions to versions.json where they differ from the last."""
-        path, now = self.path / "versions.json", versions()
-        noted = _read_json(path, list, "remove it") if path.exists() else []
-        if not noted or noted[-1] != now:
-            _replace(path, _json_bytes([*noted, now]))
-
-    def _rounds(self) -> list[int]:
-        return _saved_rounds(self._saved)
+                f"{self.path} is no run directory, since it has no config.json."
+            )
+        return read_json(path, dict, "put it back from a copy")
 
     @property
     def round(self) -> int:
         """Rounds that the latest checkpoint covers; 0 without one."""
         return max(self._rounds(), default=0)
 
-    def restore(self, like: PyTree) -> PyTree:
-        """The latest checkpoint, as arrays like those of `like`.
-
-        Raises:
-          RunDirError: it holds a state of other shapes or dtypes, or it is damaged; the
-            message says how to go on from an earlier one that is not.
-        """
-        return self._whole(lambda round: self._read_state(round, like))
-
-    def save(self, round: int, tree: PyTree) -> None:
-        """Writes a checkpoint after `round` rounds and waits until it is complete."""
-        folder = self._saved / str(round)
-        try:
-            with _quiet():
-                self._checkpoints.save(round, args=ocp.args.StandardSave(tree))
-                self._checkpoints.wait_until_finished()
-        except Exception as error:  # orbax passes on whatever its storage raises
-            raise RunDirError(
-                f"{folder} can't be written: {_first_line(error)}; {_GO_ON}"
-            ) from None
-        if self._writes:
-            for name, content in self._arrays.items():
-                _write(folder / f"{name}.npz", "wb", content)
-            files = [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
-            covered = {
-                "tables": self._tables,
-                "layout": _layout(tree),
-                "files": {p.as_posix(): _digest(folder / p) for p in sorted(files)},
-            }
-            whole = {"crc32": _crc_of_json(covered), **covered}
-            _replace(folder / _COVERED, _json_bytes(whole))
-        _meet("the checkpoint is complete")
-
-    def append(self, table: str, rows: list[dict[str, Any]]) -> None:
-        """Adds rows, all with the same columns and with a "round", to a table."""
-        if rows:
-            size, crc = self._tables.get(table, (0, 0))
-            content = _csv_text(rows, header=not size).encode(**_TEXT)
-            self._tables[table] = size + len(content), zlib.crc32(content, crc)
-            if self._writes:
-                _write(self.path / f"{table}.csv", "ab", content)
-
-    def rewind(self, table: str) -> list[dict[str, str]]:
-        """Drops what the latest checkpoint does not cover and returns the rest.
+    def rows(self, table: str) -> list[dict[str, str]]:
+        """The rows of a table that the latest checkpoint covers.
 
         Raises:
           RunDirError: something that it covers is missing or not what was written.
         """
-        path = self.path / f"{table}.csv"
-        content = self._whole(lambda round: self._read_table(round, path))
-        self._tables[table] = len(content), zlib.crc32(content)
-        if self._writes and path.exists():
-            if not content:
-                path.unlink()
-            elif path.stat().st_size > len(content):
-                _replace(path, content)
-        return list(csv.DictReader(io.StringIO(content.decode(**_TEXT), newline="")))
+        text = self._table(table).decode(**_TEXT)
+        return list(csv.DictReader(io.StringIO(text, newline="")))
 
-    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        """Replaces ``name.npz``; the next checkpoint covers it."""
-        out = io.BytesIO()
-        np.savez(out, **arrays)  # type: ignore[arg-type]
-        self._arrays[name] = out.getvalue()
-        self._put_arrays(name)
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """What ``name.npz`` held at the latest checkpoint."""
+        files = self._whole(self._read_arrays) if self.round else {}
+        return _unpacked(files.get(name))
 
-    def read_arrays(self, name: str) -> dict[str, np.ndarray]:
-        """What ``name.npz`` held at the latest checkpoint, and puts that back there."""
-        self._put_arrays(name)
-        if name not in self._arrays:
-            return {}
-        with np.load(io.BytesIO(self._arrays[name])) as arrays:
-            return dict(arrays)
+    def _rounds(self) -> list[int]:
+        """Rounds of the complete checkpoints, the latest last."""
+        complete = [p for p in _folders(self._saved) if (p / _COVERED).exists()]
+        return sorted(int(path.name) for path in complete)
 
-    def _put_arrays(self, name: str) -> None:
-        path, content = self.path / f"{name}.npz", self._arrays.get(name)
-        if not self._writes:
-            return
-        if content is None:
-            path.unlink(missing_ok=True)
-        elif not path.exists() or path.read_bytes() != content:
-            _replace(path, content)
+    def _table(self, name: str) -> bytes:
+        path = self.path / f"{name}.csv"
+        return self._whole(lambda round: self._read_table(round, path))
 
     def _whole(self, read: Callable[[int], T]) -> T:
         """What `read` finds at the latest checkpoint, or an error with a remedy."""
@@ -353,6 +197,196 @@ class RunDir:
         files = self._intact(round, "*.npz")
         return {path.stem: path.read_bytes() for path in files}
 
+    def _intact(self, round: int, pattern: str) -> list[Path]:
+        """The files of a checkpoint that match, after a look at their contents."""
+        out = []
+        for name, digest in self._read_covered(round)["files"].items():
+            if Path(name).match(pattern):
+                out.append(self._saved / str(round) / name)
+                with _damage(out[-1]):
+                    if _digest(out[-1]) != digest:
+                        raise ValueError("it is not what was saved")
+        return out
+
+
+class RunDir(SavedRun):
+    """Opens or creates a run directory.
+
+    A finished run can be read where nothing can be written.
+
+    Args:
+      path: the directory.
+      config: what decides the numbers, see `fedjax_core.record.to_json`; recorded with
+        the global settings of jax that do. "rounds", and "rounds" in "record", may
+        differ from one run to the next.
+      resume: continue what is there; without it the directory must be new or empty.
+
+    Raises:
+      RunDirError: the directory holds something and `resume` is False, it was written
+        with another config (the message names the first difference), it is no run
+        directory, lacks something or is damaged, it holds more rounds than the config,
+        or another process is running in it.
+      TypeError: `config` holds something that has no value to record.
+    """
+
+    def __init__(self, path: str | os.PathLike, config: dict[str, Any], resume: bool):
+        super().__init__(path)
+        settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+        config = json.loads(json.dumps({**to_json(config), "settings": settings}))
+        self._check(config, resume)
+        _meet("everyone has looked before someone writes")
+        with contextlib.ExitStack() as undo:
+            finished = 0 < config.get("rounds", 0) <= self.round
+            self._writes = jax.process_index() == 0 and self._lock(undo, finished)
+            if self._writes:
+                write_json(self.path / "config.json", config)
+                self._note_versions()
+                for folder in _folders(self._saved):
+                    if not (folder / _COVERED).exists():  # left by a kill
+                        shutil.rmtree(folder)
+            _meet("what a kill left is gone")
+            options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
+            with _quiet():
+                self._checkpoints = ocp.CheckpointManager(self._saved, options=options)
+            undo.callback(self._checkpoints.close)
+            self._tables: dict[str, tuple[int, int]] = {}
+            self._arrays = self._whole(self._read_arrays) if self.round else {}
+            self._close = undo.pop_all().close
+
+    def _check(self, config: dict[str, Any], resume: bool) -> None:
+        """Raises RunDirError unless what is there is nothing, or this run's."""
+        # Left by a kill before anything else, or by the command that is starting.
+        ours = (".lock", "config.json.tmp", COMMAND)
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirError(f"{self.path} is no directory; name a new one.")
+        names = os.listdir(self.path) if self.path.exists() else []
+        if not [name for name in names if name not in ours]:
+            return
+        if "config.json" not in names:
+            raise RunDirError(
+                f"{self.path} is not empty and no run directory, since it has no "
+                f"config.json; name a new directory."
+            )
+        if not resume:
+            raise RunDirError(
+                f"{self.path} is not empty; pass resume=True to continue it, or name a "
+                f"new directory."
+            )
+        old = read_json(self.path / "config.json", dict, "put it back from a copy")
+        found = difference(_decisive(old), _decisive(config))
+        if found:
+            where, was, now = found
+            raise RunDirError(
+                f"{self.path} was written with {where} = {_short(repr(was))}, got "
+                f"{_short(repr(now))}; resume with the same settings or name a new "
+                f"directory."
+            )
+        if self.round > config.get("rounds", self.round):
+            raise RunDirError(
+                f"{self.path} holds {self.round} rounds, more than "
+                f"rounds={config['rounds']}."
+            )
+        if "checkpoints" not in names and any(name.endswith(".csv") for name in names):
+            raise RunDirError(
+                f"{self._saved} is missing; put it back from a copy or name a new "
+                f"directory."
+            )
+
+    def _lock(self, undo: contextlib.ExitStack, finished: bool) -> bool:
+        """Takes the lock; False where nothing can be written, nor has to be."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            undo.enter_context(_locked(self.path / ".lock"))
+        except OSError as error:
+            if finished and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                return False
+            raise RunDirError(
+                f"{self.path}: it can't be written to: {error.strerror}; make it "
+                f"writable, or copy it to where it is."
+            ) from None
+        return True
+
+    def _note_versions(self) -> None:
+        """Adds today's versions to versions.json where they differ from the last."""
+        path, now = self.path / "versions.json", versions()
+        noted = read_json(path, list, "remove it") if path.exists() else []
+        if not noted or noted[-1] != now:
+            write_json(path, [*noted, now])
+
+    def restore(self, like: PyTree) -> PyTree:
+        """The latest checkpoint, as arrays like those of `like`.
+
+        Raises:
+          RunDirError: it holds a state of other shapes or dtypes, or it is damaged; the
+            message says how to go on from an earlier one that is not.
+        """
+        return self._whole(lambda round: self._read_state(round, like))
+
+    def save(self, round: int, tree: PyTree) -> None:
+        """Writes a checkpoint after `round` rounds and waits until it is complete."""
+        folder = self._saved / str(round)
+        try:
+            with _quiet():
+                self._checkpoints.save(round, args=ocp.args.StandardSave(tree))
+                self._checkpoints.wait_until_finished()
+        except Exception as error:  # orbax passes on whatever its storage raises
+            raise RunDirError(
+                f"{folder} can't be written: {_first_line(error)}; {_GO_ON}"
+            ) from None
+        if self._writes:
+            for name, content in self._arrays.items():
+                _write(folder / f"{name}.npz", "wb", content)
+            files = [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
+            covered = {
+                "tables": self._tables,
+                "layout": _layout(tree),
+                "files": {p.as_posix(): _digest(folder / p) for p in sorted(files)},
+            }
+            whole = {"crc32": _crc_of_json(covered), **covered}
+            write_json(folder / _COVERED, whole)
+        _meet("the checkpoint is complete")
+
+    def append(self, table: str, rows: list[dict[str, Any]]) -> None:
+        """Adds rows, all with the same columns and with a "round", to a table."""
+        if rows:
+            size, crc = self._tables.get(table, (0, 0))
+            content = _csv_text(rows, header=not size).encode(**_TEXT)
+            self._tables[table] = size + len(content), zlib.crc32(content, crc)
+            if self._writes:
+                _write(self.path / f"{table}.csv", "ab", content)
+
+    def rows(self, table: str) -> list[dict[str, str]]:
+        """Drops what the latest checkpoint does not cover and returns the rest."""
+        path, content = self.path / f"{table}.csv", self._table(table)
+        self._tables[table] = len(content), zlib.crc32(content)
+        if self._writes and path.exists():
+            if not content:
+                path.unlink()
+            elif path.stat().st_size > len(content):
+                _replace(path, content)
+        return super().rows(table)
+
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        """Replaces ``name.npz``; the next checkpoint covers it."""
+        out = io.BytesIO()
+        np.savez(out, **arrays)  # type: ignore[arg-type]
+        self._arrays[name] = out.getvalue()
+        self._put_arrays(name)
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """What ``name.npz`` held at the latest checkpoint, and puts that back there."""
+        self._put_arrays(name)
+        return _unpacked(self._arrays.get(name))
+
+    def _put_arrays(self, name: str) -> None:
+        path, content = self.path / f"{name}.npz", self._arrays.get(name)
+        if not self._writes:
+            return
+        if content is None:
+            path.unlink(missing_ok=True)
+        elif not path.exists() or path.read_bytes() != content:
+            _replace(path, content)
+
     def _read_state(self, round: int, like: PyTree) -> PyTree:
         found = difference(self._read_covered(round)["layout"], _layout(like))
         if found:
@@ -365,20 +399,16 @@ class RunDir:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         return self._checkpoints.restore(round, args=ocp.args.StandardRestore(abstract))
 
-    def _intact(self, round: int, pattern: str) -> list[Path]:
-        """The files of a checkpoint that match, after a look at their contents."""
-        out = []
-        for name, digest in self._read_covered(round)["files"].items():
-            if Path(name).match(pattern):
-                out.append(self._saved / str(round) / name)
-                with _damage(out[-1]):
-                    if _digest(out[-1]) != digest:
-                        raise ValueError("it is not what was saved")
-        return out
-
     def close(self) -> None:
         """Releases the checkpoint manager and the lock."""
         self._close()
+
+
+def _unpacked(npz: bytes | None) -> dict[str, np.ndarray]:
+    if npz is None:
+        return {}
+    with np.load(io.BytesIO(npz)) as arrays:
+        return dict(arrays)
 
 
 def _locked(path: Path) -> Any:
@@ -416,15 +446,17 @@ def _decisive(config: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _json_bytes(value: Any) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
+def write_json(path: Path, value: Any) -> None:
+    """Writes a file or, where it was, replaces it at once."""
+    _replace(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _read_json(path: Path, kind: type[T], remedy: str) -> T:
+def read_json(path: Path, kind: type[T], remedy: str) -> T:
+    """What a file holds, of type `kind`, or a RunDirError that ends in `remedy`."""
     try:
         value = json.loads(path.read_bytes())
         if isinstance(value, kind):
@@ -438,17 +470,6 @@ def _read_json(path: Path, kind: type[T], remedy: str) -> T:
 def _folders(checkpoints: Path) -> list[Path]:
     """Checkpoints, complete or not; copies under other names are none."""
     return [p for p in checkpoints.glob("[0-9]*") if p.name.isdecimal()]
-
-
-def _saved_rounds(checkpoints: Path) -> list[int]:
-    """Rounds of the complete checkpoints, the latest last."""
-    complete = [p for p in _folders(checkpoints) if (p / _COVERED).exists()]
-    return sorted(int(path.name) for path in complete)
-
-
-def saved_round(path: Path) -> int:
-    """Rounds that the latest checkpoint in a run directory covers; 0 without one."""
-    return max(_saved_rounds(path / "checkpoints"), default=0)
 
 
 class _Damaged(Exception):

@@ -5,31 +5,37 @@
   tuning/SETTING/METHOD/POINT/   a point of a grid, evaluated on validation data alone
   runs/SETTING/METHOD/           the cell, evaluated on test data
   study.json                     grids and their winners, numbers, errors, versions
+  command.json                   what made it
 
 Cells that differ only in numbers run as one program, see `fedjax_core.sweep`.
 """
 
 import dataclasses
 import itertools
-import json
 import math
 import os
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, command
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.driver import checked_seeds
+from fedjax_core.history import read_result
 from fedjax_core.models.model import Model
 from fedjax_core.progress import CellsBar
 from fedjax_core.record import to_json
 from fedjax_core.result import Result
-from fedjax_core.run_dir import fingerprint, versions
+from fedjax_core.run_dir import (
+    RunDirError,
+    fingerprint,
+    read_json,
+    versions,
+    write_json,
+)
 from fedjax_core.sweep import same_but_numbers, sweep
 from fedjax_core.types import Algorithm, LossFn
 
@@ -100,12 +106,10 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Study:
-    """Methods that are compared in settings, over seeds.
+class Design:
+    """What is asked of the numbers of a study.
 
     Attributes:
-      methods: by name.
-      settings: by name.
       seeds: of every cell; they pair the methods, since a seed has the same cohorts and
         draws in all of them.
       tuning_seeds: of the grids, apart from `seeds`.
@@ -117,8 +121,6 @@ class Study:
         are alike.
     """
 
-    methods: Mapping[str, Method]
-    settings: Mapping[str, Setting]
     seeds: Sequence[int] = range(5)
     tuning_seeds: Sequence[int] = (1000,)
     metric: str = "accuracy"
@@ -126,6 +128,19 @@ class Study:
     printed: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     claims: Sequence[tuple[str, str, str]] = ()
     level: float = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(Design):
+    """Methods that are compared in settings, over seeds.
+
+    Attributes:
+      methods: by name.
+      settings: by name.
+    """
+
+    methods: Mapping[str, Method]
+    settings: Mapping[str, Setting]
 
     def __post_init__(self):
         check.open_interval(0, 1, level=self.level)
@@ -171,8 +186,10 @@ class Row(NamedTuple):
       config: hyper-parameters that ran.
       metric: name in `result`, as "test_accuracy".
       result: without its state, which is in its run directory; None where it failed.
-      error: why it failed, or nothing.
+      error: why it failed or how far it is, or nothing.
       trials: the grid.
+      taken: the point of the grid that `config` is.
+      finished: whether it has come to its end or failed.
     """
 
     method: str
@@ -181,22 +198,32 @@ class Row(NamedTuple):
     metric: str
     result: Result | None
     error: str
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...] = ()
+    taken: str = ""
+    finished: bool = True
 
     @property
     def values(self) -> np.ndarray:
-        """The metric at the end, ``[S]``; none where the cell failed."""
-        if self.result is None:
+        """The metric at the end, ``[S]``; none where the cell did not get there."""
+        if self.result is None or self.error:
             return np.zeros(0)
         return self.result.series(self.metric)[1][:, -1]
 
 
 class Outcome(NamedTuple):
-    """What a study has measured; `fedjax_core.study_report` shows it."""
+    """What a study has measured; `fedjax_core.study_report` shows it.
 
-    study: Study
+    Attributes:
+      study: what was asked.
+      out: its folder.
+      rows: its cells.
+      made: data, settings and versions behind them, as JSON.
+    """
+
+    study: Design
     out: Path
     rows: list[Row]
+    made: Mapping[str, Any]
 
     def row(self, method: str, setting: str) -> Row:
         """The cell of that name."""
@@ -228,40 +255,79 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
         their last checkpoints.
     """
     out = Path(out)
-    names = [(m, s) for s in study.settings for m in study.methods]
+    if not command.exists(out):
+        command.write(out, command.of_program())
+    rows = [_row(study, m, s) for s in study.settings for m in study.methods]
+    outcome = _noted(Outcome(study, out, rows, _made(study)), rows)
     points = [
         _Job(out / "tuning" / s / m / point, m, s, config)
-        for m, s in names
+        for m, s, *_ in rows
         for point, config in study.methods[m].points().items()
     ]
-    with CellsBar(len(points) + len(names), progress) as bar:
+    with CellsBar(len(points) + len(rows), progress) as bar:
         try:
             tried = _run(study, points, "validation", study.tuning_seeds, bar)
-            best = {
-                name: _winner(study, *name, zip(points, tried, strict=True))
-                for name in names
-            }
+            grids = list(zip(points, tried, strict=True))
+            rows = [_tuned(study, row, grids) for row in rows]
+            _noted(outcome, rows)
             jobs = [
-                _Job(out / "runs" / s / m, m, s, best[m, s][0])
-                for m, s in names
-                if best[m, s][0] is not None
+                _Job(out / "runs" / row.setting / row.method, *row[:3])
+                for row in rows
+                if row.config is not None
             ]
             ends = _run(study, jobs, "test", study.seeds, bar)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"stopped with {bar.finished} of {bar.cells} runs done; the same call "
-                f"goes on with what is in {out}."
+                f"goes on from there."
             ) from None
-    found = {(j.method, j.setting): end for j, end in zip(jobs, ends, strict=True)}
-    rows = [
-        _row(study, m, s, *best[m, s], found.get((m, s), "no point of its grid ran"))
-        for m, s in names
-    ]
-    outcome = Outcome(study, out, rows)
-    out.mkdir(parents=True, exist_ok=True)
-    record = json.dumps(summary(outcome), indent=2) + "\n"
-    (out / "study.json").write_text(record, "utf-8")
-    return outcome
+    found = {job[1:3]: end for job, end in zip(jobs, ends, strict=True)}
+    rows = [_ended(row, found[row[:2]]) if row[:2] in found else row for row in rows]
+    return _noted(outcome, rows)
+
+
+def read(out: str | os.PathLike) -> Outcome:
+    """What is in the folder of a study, which may be going on; runs nothing.
+
+    Raises:
+      RunDirError: it is none, or its record is damaged.
+    """
+    out, rows = Path(out), []
+    path, again = out / "study.json", "the call that made it writes it again"
+    if not path.exists():
+        raise RunDirError(f"{out} is no study, since it has no study.json.")
+    record = read_json(path, dict, again)
+    try:
+        printed = {(m, s): v for m, s, v in record["design"].pop("printed")}
+        design = Design(**record["design"], printed=printed)
+        for line in record["rows"]:
+            trials = tuple(Trial(**trial) for trial in line["trials"])
+            del line["values"]  # may be out of date
+            row = Row(**line | {"result": None, "trials": trials})
+            rounds = record["settings"][row.setting]["rounds"]
+            rows.append(_as_it_is(row, out / "runs" / row.setting / row.method, rounds))
+        made = {name: record[name] for name in ("versions", "settings")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunDirError(f"{path} is damaged: {error!r}; {again}.") from None
+    return Outcome(design, out, rows, made)
+
+
+def _as_it_is(row: Row, path: Path, rounds: int) -> Row:
+    """A cell by its run directory, which goes on after its line was written."""
+    if row.error and row.finished:  # it failed
+        return row
+    if not (path / "config.json").exists():
+        return row if row.error else _ended(row, f"{path} is gone")
+    try:
+        result = read_result(path)
+    except RunDirError as error:
+        return _ended(row, str(error))
+    if result.rounds >= rounds:
+        return _ended(row, result)
+    if not result.rounds:
+        return row
+    error = f"is at round {result.rounds} of {rounds}"
+    return row._replace(result=result, error=error, finished=False)
 
 
 def _run(
@@ -318,23 +384,29 @@ def _groups(study: Study, jobs: Sequence[_Job]) -> list[list[int]]:
     return groups
 
 
-def _winner(
-    study: Study, method: str, setting: str, tried: Any
-) -> tuple[Any, tuple[Trial, ...]]:
-    """The config that is best on validation data, None without one; and the grid."""
-    if not study.methods[method].grid:
-        return study.methods[method].config, ()
-    metric = f"validation_{study.methods[method].metric or study.metric}"
-    trials, configs = [], []
-    for job, end in tried:
-        if (job.method, job.setting) == (method, setting):
-            score, error = _score(end, metric)
-            trials.append(Trial(job.path.name, score, error))
-            configs.append(job.config)
+def _row(study: Study, method: str, setting: str) -> Row:
+    """A cell that has not run."""
+    this = study.methods[method]
+    config, metric = None if this.grid else this.config, this.metric or study.metric
+    return Row(
+        method, setting, config, f"test_{metric}", None, "has not run", finished=False
+    )
+
+
+def _tuned(study: Study, row: Row, grids: Sequence[tuple[_Job, Result | str]]) -> Row:
+    """With the config that is best on validation data, and with its grid."""
+    metric = row.metric.replace("test_", "validation_", 1)
+    mine = [(j, end) for j, end in grids if (j.method, j.setting) == row[:2]]
+    if not mine:
+        return row
+    trials = [Trial(job.path.name, *_score(end, metric)) for job, end in mine]
     sign = 1 if study.higher_is_better else -1
     order = [sign * t.score if math.isfinite(t.score) else -math.inf for t in trials]
     best = int(np.argmax(order))
-    return configs[best] if order[best] > -math.inf else None, tuple(trials)
+    row = row._replace(trials=tuple(trials))
+    if order[best] == -math.inf:
+        return _ended(row, f"no point of its grid ran: {trials[0].error}")
+    return row._replace(config=mine[best][0].config, taken=trials[best].point)
 
 
 def _score(end: Result | str, metric: str) -> tuple[float, str]:
@@ -347,30 +419,15 @@ def _score(end: Result | str, metric: str) -> tuple[float, str]:
         return math.nan, str(error.args[0])
 
 
-def _row(
-    study: Study,
-    method: str,
-    setting: str,
-    config: Any,
-    trials: tuple[Trial, ...],
-    end: Result | str,
-) -> Row:
-    metric = f"test_{study.methods[method].metric or study.metric}"
-    error = _score(end, metric)[1]
+def _ended(row: Row, end: Result | str) -> Row:
+    error = _score(end, row.metric)[1]
     result = None if error or isinstance(end, str) else end
-    if config is None and trials:
-        error = f"{error}: {trials[0].error}"
-    return Row(method, setting, config, metric, result, error, trials)
+    return row._replace(result=result, error=error, finished=True)
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
-    """What study.json holds: how it was made, what ran and what came out."""
-    study = outcome.study
+def _made(study: Study) -> dict[str, Any]:
     return {
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "versions": versions(),
-        "seeds": list(study.seeds),
-        "tuning_seeds": list(study.tuning_seeds),
         "settings": {
             name: {
                 "data": fingerprint(setting.data),
@@ -379,15 +436,26 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             }
             for name, setting in study.settings.items()
         },
-        "rows": [
-            {
-                "method": row.method,
-                "setting": row.setting,
-                "config": to_json(row.config),
-                row.metric: row.values.tolist(),
-                "error": row.error,
-                "grid": [trial._asdict() for trial in row.trials],
-            }
-            for row in outcome.rows
-        ],
     }
+
+
+def _noted(outcome: Outcome, rows: list[Row]) -> Outcome:
+    """With these rows, on disk as well."""
+    outcome = outcome._replace(rows=rows)
+    if jax.process_index() == 0:
+        write_json(outcome.out / "study.json", summary(outcome))
+    return outcome
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """What study.json holds: what was asked, how it was made and what came out."""
+    study = outcome.study
+    design = {f.name: getattr(study, f.name) for f in dataclasses.fields(Design)}
+    design["printed"] = [[*cell, value] for cell, value in study.printed.items()]
+    design |= {name: list(design[name]) for name in ("seeds", "tuning_seeds")}
+    rows = []
+    for row in outcome.rows:
+        trials = [trial._asdict() for trial in row.trials]
+        rows.append(row._asdict() | {"trials": trials, "values": row.values})
+        del rows[-1]["result"]  # in its run directory
+    return to_json({"design": design, **outcome.made, "rows": rows})

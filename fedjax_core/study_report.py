@@ -6,12 +6,14 @@ import html
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_core import command
+from fedjax_core.result import spread
 from fedjax_core.study import Outcome, Row, summary
 
 _EXACT = 16  # seeds whose signs are flipped in every way
@@ -103,7 +105,7 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
                 "printed": printed,
                 "difference": mean - printed,
                 "rounds": row.result.rounds if row.result else 0,
-                "megabytes": _megabytes(row)[-1] if row.result else math.nan,
+                "megabytes": _megabytes(row),
                 "values": " ".join(map(repr, values.tolist())),
                 "error": row.error,
             }
@@ -111,33 +113,33 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
     return lines
 
 
-def _megabytes(row: Row) -> np.ndarray:
-    """Sent and received up to each round, mean over seeds, ``[rounds]``."""
-    assert row.result is not None
-    train = row.result.train
-    sent = train["uplink_bytes"].astype(np.float64) + train["downlink_bytes"]
-    return sent.mean(0).cumsum() / 1e6
+def _megabytes(row: Row) -> float:
+    """Sent and received, mean over seeds; NaN where that is not known."""
+    if row.result is None or "uplink_bytes" not in row.result.train:
+        return math.nan
+    return row.result.total("megabytes")
 
 
 def tables(outcome: Outcome) -> list[Table]:
     """One for every setting; of claims, grids and failures, where there are any."""
     study, shown = outcome.study, []
-    lines = records(outcome)
-    for setting in study.settings:
+    lines = list(zip(outcome.rows, records(outcome), strict=True))
+    for setting in _settings(outcome):
         rows = [
             (
-                _label(outcome, line["method"]),
-                "failed" if line["error"] else _spread(line["mean"], line["std"]),
+                _label(outcome, row),
+                spread(row.values, ".4f") or ("unfinished", "failed")[row.finished],
                 _number(line["printed"]),
                 _number(line["difference"], "+.4f"),
                 _number(line["megabytes"], ".4g"),
             )
-            for line in lines
-            if line["setting"] == setting
+            for row, line in lines
+            if row.setting == setting
         ]
         header = ("method", f"{study.metric}, ours", "printed", "difference", "MB")
         if not study.printed:
-            header, *rows = [(*row[:2], row[-1]) for row in (header, *rows)]
+            header = ("method", study.metric, "MB")
+            rows = [(*row[:2], row[-1]) for row in rows]
         shown.append(Table(setting, header, rows))
     if study.claims:
         rows = [
@@ -153,7 +155,7 @@ def tables(outcome: Outcome) -> list[Table]:
             row.setting,
             trial.point,
             "failed" if trial.error else _number(trial.score),
-            "taken" if trial.point == _taken(outcome, row) else "",
+            "taken" if trial.point == row.taken else "",
         )
         for row in outcome.rows
         for trial in row.trials
@@ -162,21 +164,25 @@ def tables(outcome: Outcome) -> list[Table]:
         title = f"Grids, on validation data and seeds {list(study.tuning_seeds)}"
         header = ("method", "setting", "point", study.metric, "")
         shown.append(Table(title, header, rows))
-    rows = [(row.method, row.setting, row.error) for row in outcome.rows if row.error]
-    if rows:
-        shown.append(Table("Failed", ("method", "setting", "why"), rows))
+    for title, finished in (("Failed", True), ("Unfinished", False)):
+        rows = [
+            (row.method, row.setting, row.error)
+            for row in outcome.rows
+            if row.error and row.finished == finished
+        ]
+        if rows:
+            shown.append(Table(title, ("method", "setting", "why"), rows))
     return shown
 
 
-def _label(outcome: Outcome, method: str) -> str:
+def _settings(outcome: Outcome) -> list[str]:
+    return list(dict.fromkeys(row.setting for row in outcome.rows))
+
+
+def _label(outcome: Outcome, row: Row) -> str:
     """The method's name, with its metric where that is not the study's."""
-    metric = outcome.study.methods[method].metric
-    return method if metric is None else f"{method} ({metric})"
-
-
-def _taken(outcome: Outcome, row: Row) -> str:
-    points = outcome.study.methods[row.method].points()
-    return next((name for name, c in points.items() if c == row.config), "")
+    metric = row.metric.removeprefix("test_")
+    return row.method if metric == outcome.study.metric else f"{row.method} ({metric})"
 
 
 def _test(outcome: Outcome) -> str:
@@ -192,10 +198,6 @@ def _test(outcome: Outcome) -> str:
 
 def _number(value: float, form: str = ".4f") -> str:
     return "" if math.isnan(value) else format(value, form)
-
-
-def _spread(mean: float, std: float) -> str:
-    return _number(mean) + (f" ± {std:.4f}" if not math.isnan(std) else "")
 
 
 def markdown(outcome: Outcome) -> str:
@@ -214,51 +216,43 @@ def markdown(outcome: Outcome) -> str:
 
 def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     """Name -> matplotlib figure: the metric against what it costs, and over clients."""
-    rows = [r for r in outcome.rows if r.setting == setting and r.result is not None]
-    costs: dict[str, Callable[[Row], np.ndarray]] = {
-        "rounds": lambda row: np.arange(1, row.result.rounds + 1),  # type: ignore[union-attr]
-        "megabytes": _megabytes,
-    }
-    if rows and all("virtual_seconds" in r.result.train for r in rows if r.result):
-        costs["virtual seconds"] = lambda row: (
-            row.result.train["virtual_seconds"].mean(0).cumsum()  # type: ignore[union-attr]
-        )
+    runs = [
+        (_label(outcome, row), row.metric, row.result)
+        for row in outcome.rows
+        if row.setting == setting and row.result is not None
+        if row.metric in row.result.train | row.result.evaluations
+    ]
+    if not runs:
+        return {}
     drawn = {}
-    for name, cost in costs.items():
-        drawn[name], axes = _axes(name, outcome.study.metric)
-        for row in rows:
-            assert row.result is not None
-            rounds, values = row.result.series(row.metric)
-            x, mean = cost(row)[rounds - 1], values.mean(0)
-            (drawn_line,) = axes.plot(
-                x, mean, marker=".", label=_label(outcome, row.method)
-            )
-            if len(values) > 1:
-                std = values.std(0, ddof=1)
-                color = drawn_line.get_color()
-                axes.fill_between(
-                    x, mean - std, mean + std, color=color, alpha=0.2, lw=0
-                )
-    name = f"{outcome.study.metric} of a client, all seeds"
-    drawn["clients"], axes = _axes(name, "share of clients at or below")
-    for row in rows:
-        assert row.result is not None
-        values = np.sort(row.result.client_metrics[row.metric].ravel())
-        values = values[np.isfinite(values)]
-        share = np.arange(1, len(values) + 1) / max(len(values), 1)
-        axes.step(values, share, where="post", label=_label(outcome, row.method))
+    costs = {"megabytes": "uplink_bytes", "virtual seconds": "virtual_seconds"}
+    for name, measured in ({"rounds": ""} | costs).items():
+        if measured and not all(measured in run.train for _, _, run in runs):
+            continue
+        drawn[name], axes = _axes()
+        over = name.replace(" ", "_") if measured else None
+        for label, metric, run in runs:
+            run.draw(axes, metric, over=over, label=label)
+        axes.set(xlabel=name, ylabel=outcome.study.metric)
+    if all(metric in run.client_metrics for _, metric, run in runs):
+        drawn["clients"], axes = _axes()
+        for label, metric, run in runs:
+            values = np.sort(run.client_metrics[metric].ravel())
+            values = values[np.isfinite(values)]
+            share = np.arange(1, len(values) + 1) / max(len(values), 1)
+            axes.step(values, share, where="post", label=label)
+        name = f"{outcome.study.metric} of a client, all seeds"
+        axes.set(xlabel=name, ylabel="share of clients at or below")
     for figure in drawn.values():
-        if rows:
-            figure.axes[0].legend(fontsize=8)
+        figure.axes[0].legend(fontsize=8)
     return drawn
 
 
-def _axes(x: str, y: str) -> tuple[Any, Any]:
+def _axes() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     return figure, axes
 
@@ -273,7 +267,7 @@ def write(outcome: Outcome) -> Path:
     (out / "table.md").write_text(markdown(outcome), "utf-8")
     (out / "figures").mkdir(exist_ok=True)
     pictures = {}
-    for setting in outcome.study.settings:
+    for setting in _settings(outcome):
         for name, figure in figures(outcome, setting).items():
             png = io.BytesIO()
             figure.savefig(png, format="png", dpi=150)
@@ -294,6 +288,7 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right
 th:first-child, td:first-child { text-align: left }
 .figures { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)) }
+summary { font-size: 1.5em; font-weight: bold; margin: 1rem 0; cursor: pointer }
 img { width: 100%; height: auto }
 pre { white-space: pre-wrap; background: #f5f5f5; padding: .5rem }
 """
@@ -311,8 +306,11 @@ def _page(outcome: Outcome, pictures: dict[tuple[str, str], bytes]) -> str:
             for name, png in mine
         ]
         parts += [f'<div class="figures">{"".join(images)}</div>'] if images else []
-    made = json.dumps(summary(outcome), indent=2)
-    parts += ["<h2>How it was made</h2>", f"<pre>{html.escape(made)}</pre>"]
+    made = json.dumps(_command(outcome.out) | summary(outcome), indent=2)
+    parts += [
+        "<details><summary>How it was made</summary>",
+        f"<pre>{html.escape(made)}</pre></details>",
+    ]
     title = html.escape(outcome.out.resolve().name)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -322,6 +320,10 @@ def _page(outcome: Outcome, pictures: dict[tuple[str, str], bytes]) -> str:
         + "\n".join(parts)
         + "</body></html>\n"
     )
+
+
+def _command(out: Path) -> dict[str, str]:
+    return {"command": command.read(out).command} if command.exists(out) else {}
 
 
 def _html_table(table: Table) -> str:

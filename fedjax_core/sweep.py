@@ -11,7 +11,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from fedjax_core.driver import Bar, Cell, NonFiniteUpdateError, drive_cells
 from fedjax_core.models.model import Model
 from fedjax_core.result import Result
 from fedjax_core.rounds import seeds_at_once
-from fedjax_core.run_dir import saved_round
+from fedjax_core.run_dir import SavedRun
 from fedjax_core.simulate import Cohorts
 from fedjax_core.types import Algorithm
 
@@ -198,7 +197,7 @@ def _level(run_dirs: Sequence[str | os.PathLike | None]) -> list[list[int]]:
     """Runs that stand at the same round, since they run in the same chunks."""
     rounds: dict[int, list[int]] = {}
     for i, path in enumerate(run_dirs):
-        at = 0 if path is None else saved_round(Path(path))
+        at = 0 if path is None else SavedRun(path).round
         rounds.setdefault(at, []).append(i)
     return list(rounds.values())
 

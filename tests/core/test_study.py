@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from scipy.stats import permutation_test
 from tests.core.test_sweep import DATA, MODEL, PACKED, WORK
 
-from fedjax_core import study, study_report
+from fedjax_core import RunDirError, command, study, study_report
 from fedjax_core.algorithms import ditto, fedavg
 from fedjax_core.study import Method, Outcome, Row, Setting, Study
 
@@ -80,15 +81,16 @@ def test_the_winner_of_a_grid_is_chosen_on_validation_data_alone(outcome: Outcom
         assert config["seeds"] == [1000]
     record = json.loads((outcome.out / "study.json").read_text())
     tuned = next(r for r in record["rows"] if r["method"] == "tuned")
-    assert [trial["point"] for trial in tuned["grid"]] == [
+    assert [trial["point"] for trial in tuned["trials"]] == [
         "client_lr=0.05", "client_lr=1e+38", "client_lr=0.2",
     ]  # fmt: skip
     assert tuned["config"]["client_lr"] == row.config.client_lr
 
 
-def test_a_second_call_reads_what_is_there(outcome: Outcome):
+def test_a_second_call_reads_what_is_there(outcome: Outcome, tmp_path):
     methods = {k: METHODS[k] for k in ("slow", "fast")}
-    again = study.run(a_study(methods=methods), outcome.out, progress=False)
+    copy = shutil.copytree(outcome.out, tmp_path / "copy")
+    again = study.run(a_study(methods=methods), copy, progress=False)
     for row in again.rows:
         assert row.result is not None
         assert row.result.timed_rounds == 0
@@ -108,10 +110,53 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(
         patch.setattr(ditto, "client_program", interrupted)
         with pytest.raises(KeyboardInterrupt, match="1 of 2 runs done; the same call"):
             study.run(small, tmp_path, progress=False)
+    rows = study.read(tmp_path).rows
+    np.testing.assert_array_equal(rows[0].values, outcome.row("slow", "toy").values)
+    assert (rows[1].error, rows[1].finished) == ("has not run", False)
     resumed = study.run(small, tmp_path, progress=False)
     assert [row.result.timed_rounds for row in resumed.rows if row.result] == [0, 4]
     for row in resumed.rows:
         np.testing.assert_array_equal(row.values, outcome.row(row.method, "toy").values)
+
+
+def test_a_study_is_shown_from_disk_as_from_memory(outcome: Outcome, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(outcome.out, moved)
+    read = study.read(moved)
+    assert study_report.markdown(read) == study_report.markdown(outcome)
+    assert str(study_report.records(read)) == str(study_report.records(outcome))
+    assert str(study.summary(read)) == str(study.summary(outcome))
+    assert command.read(moved) == command.of_program()
+    # A cell that is not there yet counts for nothing.
+    shutil.rmtree(moved / "runs" / "toy" / "fast" / "checkpoints" / "4")
+    shutil.rmtree(moved / "runs" / "toy" / "ditto")
+    (moved / "runs" / "toy" / "tuned" / "metrics.csv").write_text("")
+    read = study.read(moved)
+    fast, gone = read.row("fast", "toy"), read.row("ditto", "toy")
+    assert (fast.error, fast.finished) == ("is at round 2 of 4", False)
+    assert gone.error.endswith("is gone")
+    assert "lacks rows" in read.row("tuned", "toy").error
+    assert not [row for row in (fast, gone) if len(row.values)]
+    assert {o.verdict for o in study_report.orderings(read)} == {"undecided"}
+    page = study_report.write(read).read_text()
+    assert "<td>unfinished</td>" in page
+    assert "is at round 2 of 4" in page
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is no study, since it has no study.json"),
+        ("{", "is not JSON of a run"),
+        ('{"design": {"printed": []}}', "is damaged: KeyError('rows')"),
+        ('{"design": {"printed": [], "level": 1, "x": 2}}', "is damaged: TypeError"),
+    ],
+)
+def test_a_folder_of_no_study_is_refused(content, message, tmp_path):
+    if content is not None:
+        (tmp_path / "study.json").write_text(content)
+    with pytest.raises(RunDirError, match=re.escape(message)):
+        study.read(tmp_path)
 
 
 def test_a_setting_that_cannot_run_fails_alone(outcome, tmp_path):
@@ -225,8 +270,8 @@ def test_names_are_text_in_the_page(tmp_path: Path):
     with pytest.raises(ValueError, match="names of folders"):
         a_study(methods=names, printed={}, claims=())
     ampersand = a_study(methods={"R&D": METHODS["slow"]}, printed={}, claims=())
-    row = Row("R&D", "toy", FEDAVG, "test_loss", None, "<script>", ())
-    page = study_report.write(Outcome(ampersand, tmp_path, [row])).read_text()
+    row = Row("R&D", "toy", FEDAVG, "test_loss", None, "<script>")
+    page = study_report.write(Outcome(ampersand, tmp_path, [row], {})).read_text()
     assert "R&amp;D" in page
     assert "&lt;script&gt;" in page
     assert "<script>" not in page

@@ -1,5 +1,7 @@
 """The command line: what a new user types, right and wrong."""
 
+import dataclasses
+import importlib
 import io
 import json
 import sys
@@ -8,7 +10,10 @@ from pathlib import Path
 import pytest
 import rich.console
 import rich.table
+import tyro
 
+from fedjax_core import command
+from fedjax_core.command import Command
 from fedjax_core.experiments import cli, quickstart, tools
 
 ROOT = Path(__file__).parents[2]
@@ -156,10 +161,18 @@ def test_the_quickstart_leaves_its_record_and_shows_it_again(tmp_path, capsys):
     config = json.loads((out / "config.json").read_text())
     assert config["rounds"] == quickstart.PRESETS["smoke"].rounds
 
-    assert run("quickstart", *options) == 0
-    assert "test accuracy" in capsys.readouterr().out
+    moved = tmp_path / "moved"
+    out.rename(moved)
+    assert cli.main(["resume", str(moved)]) == 0
+    again = capsys.readouterr()
+    assert f"{moved} is finished: fedjax-core run quickstart" in again.err
+    assert "test accuracy" in again.out
+    assert "rounds/s" not in again.out
+    record = (moved / "command.json").read_text()
+    options[-1] = str(moved)
     assert run("quickstart", *options, "--algorithm.client-lr", "0.2") == 2
     assert "client_lr" in capsys.readouterr().err
+    assert (moved / "command.json").read_text() == record
 
 
 def test_show_prints_the_settings_of_a_preset(capsys):
@@ -174,35 +187,63 @@ def test_show_prints_the_settings_of_a_preset(capsys):
     assert line.endswith("no preset 'huge' of quickstart, but default, smoke.")
 
 
-def test_compare_puts_last_evaluations_side_by_side(tmp_path, capsys, monkeypatch):
+def test_an_interrupt_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, values in {"a": (0.5, 0.7), "b": (0.25, 0.25)}.items():
-        rows = [f"2,{seed},{value}" for seed, value in enumerate(values)]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-        (tmp_path / name / "evaluations.csv").write_text(
-            "\n".join(["round,seed,test_accuracy", "1,0,0", "1,1,0", *rows, ""])
-        )
-    assert cli.main(["compare", "a", "b"]) == 0
-    out = capsys.readouterr().out
-    assert "0.6 ± 0.1414" in out
-    assert "0.25" in out
-    (tmp_path / "b" / "evaluations.csv").unlink()
-    (tmp_path / "c").mkdir()
-    for name, message in (("b", "no evaluation yet"), ("c", "it has no config.json")):
-        assert cli.main(["compare", "a", name]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"fedjax-core: {name} ")
-        assert message in line
-    with pytest.raises(SystemExit):
-        cli.main(["compare", "a", "--metric", "loss"])
+    started = []
 
-
-def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch):
     def interrupted(experiment):
+        started.append(experiment)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(quickstart, "main", interrupted)
-    assert run("quickstart", "--devices", "8") == 130
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("the same command goes on from the last checkpoint.")
+    options = ["--preset", "smoke", "--rounds", "7", "--out", "a b", "--hidden"]
+    assert run("quickstart", "--devices", "8", *options) == 130
+    said, how = capsys.readouterr().err.splitlines()
+    assert said == "fedjax-core: stopped."
+    assert how == "fedjax-core: to go on from what is saved: fedjax-core resume 'a b'"
+    # What the experiment is does not hang on what its preset is by now.
+    other = {"default": quickstart.Experiment(rounds=99)}
+    monkeypatch.setattr(quickstart, "PRESETS", other)
+    Path("a b").rename("c")
+    assert cli.main(["resume", "c"]) == 130
+    first, second = started
+    assert (first.rounds, first.hidden) == (7, ())
+    assert second == dataclasses.replace(first, out=Path("c"))
+    typed = "fedjax-core run quickstart --devices 8 --preset smoke --rounds 7"
+    assert f"c goes on: {typed}" in capsys.readouterr().err
+
+
+def test_what_cannot_be_resumed_ends_with_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = Command("fedjax-core run x", "quickstart")
+    command.write(Path("script"), Command("python my_study.py"))
+    command.write(Path("gone"), made._replace(experiment="slowstart"))
+    command.write(Path("other"), made._replace(options=("--no-such-option", "1")))
+    Path("damaged").mkdir()
+    Path("damaged/command.json").write_text("{")
+    Path("empty").mkdir()
+    for name, message in (
+        ("script", "was made by 'python my_study.py'; that goes on with it"),
+        ("gone", "was made by the experiment 'slowstart', which is not here"),
+        ("other", "quickstart does not take: --no-such-option 1"),
+        ("damaged", "command.json is not JSON of a run"),
+        ("empty", "does not say what made it: it has no command.json"),
+        ("nowhere", "nowhere is no directory"),
+    ):
+        assert cli.main(["resume", name]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("fedjax-core: ")
+        assert message in line
+
+
+@pytest.mark.parametrize("name", cli.EXPERIMENTS)
+def test_all_settings_of_an_experiment_can_be_typed(name):
+    module = importlib.import_module(f"fedjax_core.experiments.{name}")
+    for preset in module.PRESETS.values():
+        typed = cli._options(preset)
+        read = tyro.cli(module.Experiment, args=typed, default=module.Experiment())
+        for field in dataclasses.fields(preset):
+            value, again = getattr(preset, field.name), getattr(read, field.name)
+            if isinstance(value, Path) and field.name != "out":
+                value = value.absolute()
+            assert again == value, field.name
