@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 import rich.console
 import rich.table
@@ -244,6 +245,8 @@ def test_all_settings_of_an_experiment_can_be_typed(name):
         read = tyro.cli(module.Experiment, args=typed, default=module.Experiment())
         for field in dataclasses.fields(preset):
             value, again = getattr(preset, field.name), getattr(read, field.name)
-            if isinstance(value, Path) and field.name != "out":
-                value = value.absolute()
+            if field.name != "out":
+                value = jax.tree.map(
+                    lambda v: v.absolute() if isinstance(v, Path) else v, value
+                )
             assert again == value, field.name
