@@ -7,12 +7,12 @@ import importlib.metadata
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedjax_core import RunDirError, use_host_devices
+from fedjax_core import RunDirError, processes, use_host_devices
 from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.record import to_json
 from fedjax_core.run_dir import last_evaluations
@@ -181,6 +181,10 @@ def _run(name: str, argv: Sequence[str]) -> int:
     module = importlib.import_module(f"fedjax_core.experiments.{name}")
     how.add_argument("--preset", choices=list(module.PRESETS), default="default")
     how.add_argument("--devices", type=int, default=None)
+    how.add_argument("--distributed", action="store_true")
+    how.add_argument("--coordinator")
+    how.add_argument("--process-id", type=int)
+    how.add_argument("--num-processes", type=int)
     chosen, rest = how.parse_known_args(argv)
     presets = ", ".join(module.PRESETS)
     experiment = tyro.cli(
@@ -191,15 +195,35 @@ def _run(name: str, argv: Sequence[str]) -> int:
         description=(
             f"{module.__doc__}\n\nBesides the options below: --preset NAME sets their "
             f"defaults ({presets}); --devices N splits the CPU into N devices "
-            f"(default: its cores)."
+            f"(default: its cores); --distributed joins processes on several hosts, "
+            f"found by Slurm, Open MPI or a TPU pod, or else by --coordinator "
+            f"HOST:PORT --process-id I --num-processes N."
         ),
     )
     if chosen.devices is not None and chosen.devices < 1:
         how.error(f"--devices must be >= 1, got {chosen.devices}")
-    use_host_devices(chosen.devices)
-    try:
+    joining = (chosen.coordinator, chosen.process_id, chosen.num_processes)
+    several = chosen.distributed or joining != (None, None, None)
+
+    def start() -> None:
+        if several:
+            processes.join(*joining, devices=chosen.devices)
+        else:
+            use_host_devices(chosen.devices)
         module.main(experiment)
-    except (RunDirError, DataFileError, OSError, ImportError) as error:
+
+    if several:
+        return processes.end_together(lambda: _status(start))
+    return _status(start)
+
+
+def _status(run: Callable[[], None]) -> int:
+    """Runs an experiment and returns the exit status."""
+    try:
+        run()
+    except (
+        RunDirError, DataFileError, processes.ProcessesError, OSError, ImportError
+    ) as error:  # fmt: skip
         print(f"fedjax-core: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_core import processes
 from fedjax_core.types import Params
 
 
@@ -164,7 +165,7 @@ class Result:
             xlabel = (over or "round").replace("_", " ")
             axes.set(xlabel=xlabel, ylabel=name.replace("_", " "))
             axes.grid(alpha=0.3)
-        if path is not None:
+        if path is not None and processes.is_first():
             figure.savefig(path, dpi=150)
         return figure
 

@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, processes
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.driver import checked_seeds
 from fedjax_core.models.model import Model
@@ -258,9 +259,10 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
         for m, s in names
     ]
     outcome = Outcome(study, out, rows)
-    out.mkdir(parents=True, exist_ok=True)
-    record = json.dumps(summary(outcome), indent=2) + "\n"
-    (out / "study.json").write_text(record, "utf-8")
+    if processes.is_first():
+        out.mkdir(parents=True, exist_ok=True)
+        record = json.dumps(summary(outcome), indent=2) + "\n"
+        (out / "study.json").write_text(record, "utf-8")
     return outcome
 
 
@@ -292,6 +294,8 @@ def _run(
                 **setting.options,
             )
         except Exception as error:
+            if jax.process_count() > 1:
+                raise  # the others may be without it, and wait
             found = [error] * len(group)
         bar.add(len(group))
         for i, end in zip(group, found, strict=True):

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fedjax_core import processes
 from fedjax_core.driver import Report
 
 
@@ -29,6 +30,8 @@ class TensorBoard:
 
     def __call__(self, report: Report) -> None:
         """Writes what `report` holds, round by round."""
+        if not processes.is_first():
+            return
         for s, seed in enumerate(report.seeds):
             if seed not in self._writers:
                 # Events reach the file a second later at most, to be watched live.
