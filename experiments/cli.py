@@ -7,8 +7,9 @@ import importlib.metadata
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -202,28 +203,19 @@ def _run(name: str, argv: Sequence[str]) -> int:
     )
     if chosen.devices is not None and chosen.devices < 1:
         how.error(f"--devices must be >= 1, got {chosen.devices}")
-    joining = (chosen.coordinator, chosen.process_id, chosen.num_processes)
-    several = chosen.distributed or joining != (None, None, None)
-
-    def start() -> None:
-        if several:
-            processes.join(*joining, devices=chosen.devices)
-        else:
-            use_host_devices(chosen.devices)
-        module.main(experiment)
-
-    if several:
-        return processes.end_together(lambda: _status(start))
-    return _status(start)
+    names = ("coordinator", "process_id", "num_processes", "devices")
+    where = {name: getattr(chosen, name) for name in names}
+    if chosen.distributed or any(where[name] is not None for name in names[:3]):
+        return processes.run_together(lambda: _main(module, experiment), **where)
+    use_host_devices(chosen.devices)
+    return _main(module, experiment)
 
 
-def _status(run: Callable[[], None]) -> int:
+def _main(module: Any, experiment: Any) -> int:
     """Runs an experiment and returns the exit status."""
     try:
-        run()
-    except (
-        RunDirError, DataFileError, processes.ProcessesError, OSError, ImportError
-    ) as error:  # fmt: skip
+        module.main(experiment)
+    except (RunDirError, DataFileError, OSError, ImportError) as error:
         print(f"fedjax-core: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:

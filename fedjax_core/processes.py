@@ -8,6 +8,7 @@ this does nothing.
 import collections
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -73,12 +74,13 @@ def join(
             f"from 0 to num_processes - 1 once, all with the same coordinator, at a "
             f"port that they can reach."
         ) from None
-    except Exception as error:
+    except ValueError as error:
         raise ProcessesError(
-            f"the processes can't join: {error} JAX finds the others by itself under "
-            f"Slurm, Open MPI and Kubernetes and on TPU pods; elsewhere give "
-            f"coordinator, process_id and num_processes."
+            f"jax found neither Slurm, Open MPI, Kubernetes nor a TPU pod ({error}); "
+            f"give coordinator, process_id and num_processes."
         ) from error
+    except Exception as error:
+        raise ProcessesError(f"the processes can't join: {error}.") from error
     use_host_devices(devices)
     count = collections.Counter(device.process_index for device in jax.devices())
     if num_processes not in (None, len(count)):
@@ -95,7 +97,13 @@ def join(
     stdout = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Gloo says that it is connected
     ones = ship(np.ones(jax.device_count()), client_mesh(), Spec("clients"))
-    jax.jit(jnp.sum)(ones).block_until_ready()
+    try:
+        jax.jit(jnp.sum)(ones).block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        raise ProcessesError(
+            f"the processes have joined but can't compute together, since one ended or "
+            f"hosts can't reach each other: {error}"
+        ) from error
     if is_first():
         os.dup2(stdout, 1)
 
@@ -113,29 +121,49 @@ def _check(
             f"process_id must be in [0, num_processes), got {process_id} of "
             f"{num_processes}."
         )
+    if coordinator and process_id == 0:
+        try:  # or JAX may crash
+            socket.create_server(("", int(port))).close()
+        except OSError as error:
+            raise ProcessesError(
+                f"coordinator must be a free port of the host of process 0, got "
+                f"{coordinator!r}: {error.strerror}."
+            ) from None
 
 
-def end_together(work: Callable[[], int]) -> int:
-    """The exit status of `work`. If it fails here, all processes end.
+def run_together(work: Callable[[], int], **where: Any) -> int:
+    """Joins the other processes and returns the exit status of `work`.
 
-    Python's own end would wait for the others, who may wait for this process.
+    A process that fails ends all of them: Python's own end would wait for the others,
+    who may wait for this one.
+
+    Args:
+      work: what every process runs.
+      **where: arguments of `join`.
     """
+    last_words = 0
     try:
+        join(**where)
+        last_words = _LAST_WORDS if is_first() else 0
         status = work()
+    except ProcessesError as error:
+        print(f"fedjax-core: {error}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        status = 130
     except SystemExit as stop:
-        status = stop.code if isinstance(stop.code, int) else 1
         print(stop.code, file=sys.stderr)
+        status = 1
     except BaseException:
         traceback.print_exc()
         print(
-            f"fedjax-core: process {jax.process_index()} ends, and so all do. If its "
-            f"error is about a connection, another one ended first and says why.",
+            "fedjax-core: this process ends, and so all do. If its error is about a "
+            "connection, another one ended first and says why.",
             file=sys.stderr,
         )
         status = 1
     if status:
-        if is_first():  # with it JAX ends the others at once
-            time.sleep(_LAST_WORDS)
+        time.sleep(last_words)  # where the first one ends, JAX ends the others at once
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
