@@ -98,6 +98,7 @@ def join(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Gloo says that it is connected
     ones = ship(np.ones(jax.device_count()), client_mesh(), Spec("clients"))
     try:
+        meet("joined")
         jax.jit(jnp.sum)(ones).block_until_ready()
     except jax.errors.JaxRuntimeError as error:
         raise ProcessesError(
