@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,7 +138,9 @@ def main(experiment: Experiment) -> None:
     print("what process 0 prints")
     errors = []
     run_dir._NFS_SECONDS = 0  # nothing appears later here
-    for options in ({"rounds": ROUNDS + index}, {"run_dir": out / f"run{index}"}):
+    wrong: list[dict[str, Any]]
+    wrong = [{"rounds": ROUNDS + index}, {"run_dir": out / f"run{index}"}]
+    for options in wrong:
         with pytest.raises((processes.ProcessesError, ValueError)) as found:
             run(pair, **options)
         errors.append(str(found.value))
