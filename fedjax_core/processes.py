@@ -7,6 +7,7 @@ this does nothing.
 
 import collections
 import json
+import logging
 import os
 import socket
 import sys
@@ -42,8 +43,8 @@ def join(
     """Joins the other processes of a run; call it before jax is first used.
 
     What is not given JAX takes from the environment: that of Slurm, Open MPI,
-    Kubernetes or a TPU pod. Processes other than the first write nothing to stdout from
-    then on.
+    Kubernetes or a TPU pod. From then on processes other than the first write nothing
+    to stdout and log errors alone.
 
     Args:
       coordinator: "host:port" of process 0, where it listens.
@@ -56,8 +57,9 @@ def join(
         five minutes, or they differ in the number of processes or devices.
     """
     _check(coordinator, process_id, num_processes)
-    # It would catch SIGTERM, and nothing here asks it whether that came.
-    jax.config.update("jax_enable_preemption_service", False)
+    if hasattr(jax.config, preemption := "jax_enable_preemption_service"):
+        # It would catch SIGTERM, and nothing here asks it whether that came.
+        jax.config.update(preemption, False)
     # On a thread, or Ctrl-C would not be heard, and JAX aborts when its time is up.
     joined = ThreadPoolExecutor(1).submit(
         jax.distributed.initialize,
@@ -107,6 +109,8 @@ def join(
         ) from error
     if is_first():
         os.dup2(stdout, 1)
+    else:
+        logging.getLogger("fedjax_core").setLevel(logging.ERROR)
 
 
 def _check(
