@@ -10,12 +10,12 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedjax_core import DataFileError, RunDirError, command, use_host_devices
+from fedjax_core import DataFileError, RunDirError, command, processes, use_host_devices
 from fedjax_core.command import Command
 from fedjax_core.record import to_json
 
@@ -54,8 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args(argv)
     if rest and args.command != "run":
         parser.error(f"{args.command} does not know {' '.join(rest)}")
+    return _caught(lambda: args.do(args, rest))
+
+
+def _caught(work: Callable[[], int]) -> int:
     try:
-        return args.do(args, rest)
+        return work()
     except (RunDirError, DataFileError, OSError, ImportError) as error:
         return _refused(error)
     except KeyboardInterrupt:
@@ -90,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--preset", default="default")
     resume = add(_resume, "go on with what 'run' left in a directory")
     resume.add_argument("directory", type=Path, metavar="DIR")
+    _add_processes(resume)
     several: dict[str, Any] = {"nargs": "+", "type": Path, "metavar": "DIR"}
     report = add(_report, "write the page of studies or runs again, from what is there")
     report.add_argument("directories", **several)
@@ -112,6 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--out", type=Path, help="the picture (default: NAME.png)")
     add(_doctor, "devices, versions, memory, a speed check")
     return parser
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--distributed", action="store_true", help="on several hosts")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0")
+    parser.add_argument("--process-id", type=int, metavar="I")
+    parser.add_argument("--num-processes", type=int, metavar="N")
 
 
 def _refused(error: Exception | str) -> int:
@@ -213,6 +225,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     module = _module(name)
     how.add_argument("--preset", choices=list(module.PRESETS), default="default")
     how.add_argument("--devices", type=int, default=None)
+    _add_processes(how)
     chosen, rest = how.parse_known_args(argv)
     presets = ", ".join(module.PRESETS)
     experiment = tyro.cli(
@@ -223,15 +236,16 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         description=(
             f"{module.__doc__}\n\nBesides the options below: --preset NAME sets their "
             f"defaults ({presets}); --devices N splits the CPU into N devices "
-            f"(default: its cores)."
+            f"(default: its cores); --distributed joins processes on several hosts, "
+            f"found by Slurm, Open MPI or a TPU pod, or else by --coordinator "
+            f"HOST:PORT --process-id I --num-processes N."
         ),
     )
     if chosen.devices is not None and chosen.devices < 1:
         how.error(f"--devices must be >= 1, got {chosen.devices}")
     typed = shlex.join(["fedjax-core", "run", name, *argv])
     made = Command(typed, name, chosen.preset, chosen.devices, _options(experiment))
-    use_host_devices(made.devices)
-    return _main(module, experiment, made)
+    return _start(chosen, module, experiment, made)
 
 
 def _resume(args: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -260,8 +274,7 @@ def _resume(args: argparse.Namespace, rest: Sequence[str]) -> int:
         )
     done = "is finished" if made.finished else "goes on"
     print(f"{out} {done}: {made.command}", file=sys.stderr)
-    use_host_devices(made.devices)
-    return _main(module, experiment, made._replace(finished=False))
+    return _start(args, module, experiment, made._replace(finished=False))
 
 
 def _options(config: Any, prefix: str = "") -> tuple[str, ...]:
@@ -279,6 +292,22 @@ def _options(config: Any, prefix: str = "") -> tuple[str, ...]:
             texts = [str(v.absolute() if isinstance(v, Path) else v) for v in values]
             options += [f"--{prefix}{name}", *texts]
     return tuple(options)
+
+
+def _start(
+    how: argparse.Namespace, module: ModuleType, experiment: Any, made: Command
+) -> int:
+    """Runs an experiment, together with other processes if there are any."""
+    names = ("coordinator", "process_id", "num_processes")
+    where = {name: getattr(how, name) for name in names}
+    if how.distributed or any(value is not None for value in where.values()):
+        return processes.run_together(
+            lambda: _caught(lambda: _main(module, experiment, made)),
+            devices=made.devices,
+            **where,
+        )
+    use_host_devices(made.devices)
+    return _main(module, experiment, made)
 
 
 def _main(module: ModuleType, experiment: Any, made: Command) -> int:

@@ -18,6 +18,7 @@ from fedjax_core import LocalWork, Model, Result, check, models, simulate
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.datasets import heart_disease
+from fedjax_core.experiments.report import write
 from fedjax_core.result import spread
 
 
@@ -160,7 +161,7 @@ def plot(results: dict[str, Result], data: FederatedData, path: Path) -> None:
     )
     axes.legend(ncols=3, loc="upper center", fontsize=8)
     axes.grid(axis="y", alpha=0.3)
-    figure.savefig(path, dpi=150)
+    write(figure, path)
 
 
 def main(experiment: Experiment) -> None:

@@ -20,6 +20,7 @@ from fedjax_core import FederatedData, LocalWork, Result, check, models, simulat
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import mnist
 from fedjax_core.evaluate import compile_evaluation
+from fedjax_core.experiments.report import write
 from fedjax_core.result import spread
 
 
@@ -192,5 +193,5 @@ def main(experiment: Experiment) -> None:
             highlight=False,
         )
     path = experiment.out / "accuracy.png"
-    plot(result, accuracies).savefig(path, dpi=150)
+    write(plot(result, accuracies), path)
     console.print(f"plot: {path}\nrecord: {experiment.out}", highlight=False)

@@ -17,6 +17,7 @@ from rich.table import Table
 from fedjax_core import check
 from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import digits, partition, plots
+from fedjax_core.experiments.report import write
 
 _INK, _PAPER = "#5a5a5a", "#f5f5f2"
 
@@ -276,7 +277,7 @@ def plot(splits: list[Split], path: Path | None = None) -> Any:
         _head(strip, split, bars)
     _key(place(len(splits), 0, height), num_clients, full)
     if path is not None:
-        figure.savefig(path, dpi=130)
+        write(figure, path, dpi=130)
     return figure
 
 
@@ -340,7 +341,6 @@ def main(experiment: Experiment) -> None:
     console = Console()
     splits = run(experiment)
     console.print(table(splits))
-    experiment.out.mkdir(parents=True, exist_ok=True)
     path = experiment.out / "partitions.png"
     plot(splits, path)
     console.print(f"figure: {path}", highlight=False)

@@ -15,6 +15,7 @@ from fedjax_core.networks import asynchronous, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Channel, Operator
 from fedjax_core.networks.run import from_operator, run
+from fedjax_core.processes import is_first
 
 
 class Run(NamedTuple):
@@ -151,9 +152,15 @@ def band(
 
 def save(figure: Any, path: Path, console: Console) -> None:
     """Writes a figure and says where."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    write(figure, path)
     console.print(f"figure: {path}", highlight=False)
+
+
+def write(figure: Any, path: Path, dpi: int = 150) -> None:
+    """Writes a figure, in the first of several processes."""
+    if is_first():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=dpi)
 
 
 def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:

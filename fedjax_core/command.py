@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
+from fedjax_core import processes
 from fedjax_core.run_dir import COMMAND as FILE
 from fedjax_core.run_dir import RunDirError, read_json, write_json
 
@@ -50,7 +49,7 @@ def write(out: Path, command: Command) -> None:
 
     Of several processes the first one does.
     """
-    if jax.process_index():
+    if not processes.is_first():
         return
     inside = f"{out.absolute()}/"
     options = [option.replace(inside, f"{_OUT}/", 1) for option in command.options]
@@ -70,7 +69,7 @@ def recorded(out: Path, command: Command) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if jax.process_index() == 0:
+        if processes.is_first():
             _put_back(out, before)
         raise
     write(out, command._replace(finished=True))

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core import check
+from fedjax_core import check, processes
 from fedjax_core.history import History
 from fedjax_core.interrupt import HeldInterrupt
 from fedjax_core.progress import RoundsBar
+from fedjax_core.record import to_json
 from fedjax_core.result import Exclusion, Result
-from fedjax_core.run_dir import RunDir
+from fedjax_core.run_dir import RunDir, versions
 from fedjax_core.types import PyTree
 
 _LOG = logging.getLogger("fedjax_core")
@@ -189,6 +190,8 @@ def drive_cells(
         checkpoint_every = eval_every
     check.positive_int(eval_every=eval_every, checkpoint_every=checkpoint_every)
 
+    how = {"checkpoint_every": checkpoint_every, "resume": resume, "strict": strict}
+    _check_same(cells, given | how)
     seconds = 0.0
     with contextlib.ExitStack() as cleanup:
         logs = []
@@ -258,7 +261,7 @@ def drive_cells(
                 of_all = seeds * len(cells)
                 report = Report(done, of_all, train, values, machine.state)
                 stops = [f(report) for f in callbacks]  # each of them is called
-                stop = any(stops)
+                stop = processes.first_says(any(stops))
             stop |= interrupt.came
             records = [(log, log.record) for log in running if log.record]
             if records and (done % checkpoint_every == 0 or done == rounds or stop):
@@ -276,6 +279,16 @@ def drive_cells(
                 break
             clock.start()
         return [log.error or result(log) for log in logs]
+
+
+def _check_same(cells: Sequence[Cell], how: dict[str, Any]) -> None:
+    """Raises ProcessesError unless all processes run the same."""
+    for cell in cells if jax.process_count() > 1 else ():
+        same = {"recorded": cell.run_dir is not None, "versions": versions()} | how
+        with contextlib.suppress(TypeError):  # what has no value can't be compared
+            same |= cell.config
+            same = to_json(same)
+        processes.check_same(same)
 
 
 class _Log:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_core import processes
 from fedjax_core.arrays import num_bytes
 from fedjax_core.data.packed import Packed
 from fedjax_core.devices import client_mesh
@@ -107,7 +108,7 @@ def choose_execution(
     free = stats.get("bytes_limit", 2**33) - stats.get("bytes_in_use", 0)
     population = sum(x.nbytes for x in train.examples.values())
     need = client_memory(model, params, train, work) + client_bytes(params)
-    fit = max(free - population, free // 4) / 2 / (need * runs)
+    fit = processes.least(max(free - population, free // 4) / 2 / (need * runs))
     share = max(1, math.ceil(cohort_size / jax.device_count()))
     steps = _typical_cohort(num_steps(train.sizes, work), share)
     block = _cheapest_block(
@@ -129,7 +130,8 @@ def choose_client_store(state: PyTree, mesh: jax.sharding.Mesh | None) -> str:
     rows = num_bytes(getattr(state, "clients", ()))
     if jax.default_backend() != "cpu":
         stats = jax.local_devices()[0].memory_stats() or {}
-        return "host" if rows > stats.get("bytes_limit", 2**33) / 2 else "device"
+        limit = processes.least(stats.get("bytes_limit", 2**33))
+        return "host" if rows > limit / 2 else "device"
     alone = mesh is None or jax.process_count() > 1
     return "device" if alone or rows <= _WORTH_SHARING else "host"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedjax_core import processes
 from fedjax_core.driver import Report
 
 
@@ -24,6 +25,8 @@ class _Logger:
 
     def __call__(self, report: Report) -> None:
         """Writes the metrics of `report`, "train/..." by round and "evaluation/..."."""
+        if not processes.is_first():
+            return
         count = max((v.shape[1] for v in report.train.values()), default=1)
         for s, seed in enumerate(report.seeds):
             if seed not in self._writers:

@@ -16,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedjax_core import processes
+
 _SECONDS = 0.1  # between two pictures of the bar
 
 
@@ -29,6 +31,7 @@ class RoundsBar:
     def __init__(self, start: int, rounds: int, enabled: bool, what: str = "rounds"):
         # Results may be piped from stdout, whose encoding may lack the bar's signs.
         console = Console(stderr=True, force_jupyter=False)
+        enabled = enabled and processes.is_first()
         self._cell = _Cell() if enabled and Console().is_jupyter else None
         self._bar = Progress(
             TextColumn(what),

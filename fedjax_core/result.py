@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_core import processes
 from fedjax_core.types import Params
 
 
@@ -234,6 +235,6 @@ def plot(
             result.draw(axes, name, over=over, label=label)
         if any(results):  # something has a name
             axes.legend(fontsize=8)
-    if path is not None:
+    if path is not None and processes.is_first():
         figure.savefig(path, dpi=150)
     return figure

@@ -27,6 +27,7 @@ import logging
 import os
 import platform
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,8 +36,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
+from fedjax_core import processes
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.record import difference, to_json
 from fedjax_core.types import PyTree
@@ -51,6 +52,7 @@ _SETTINGS = (
 )
 _GO_ON = "once that is mended, resume=True goes on from the last checkpoint."
 COMMAND = "command.json"  # what made it, see `fedjax_core.command`
+_NFS_SECONDS = 60  # after which a network disk shows what others wrote
 _COVERED = "covered.json"  # the last file of a checkpoint, which completes it
 _TEXT: Any = {"errors": "surrogatepass"}  # a client's name may be any str
 T = TypeVar("T")
@@ -234,17 +236,18 @@ class RunDir(SavedRun):
         settings = {name: getattr(jax.config, name) for name in _SETTINGS}
         config = json.loads(json.dumps({**to_json(config), "settings": settings}))
         self._check(config, resume)
-        _meet("everyone has looked before someone writes")
+        processes.check_same({"rounds in run_dir": self.round})  # before one writes
         with contextlib.ExitStack() as undo:
             finished = 0 < config.get("rounds", 0) <= self.round
-            self._writes = jax.process_index() == 0 and self._lock(undo, finished)
+            self._writes = processes.is_first() and self._lock(undo, finished)
             if self._writes:
                 write_json(self.path / "config.json", config)
                 self._note_versions()
                 for folder in _folders(self._saved):
                     if not (folder / _COVERED).exists():  # left by a kill
                         shutil.rmtree(folder)
-            _meet("what a kill left is gone")
+            processes.meet("what a kill left is gone")
+            self._check_shared()
             options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
             with _quiet():
                 self._checkpoints = ocp.CheckpointManager(self._saved, options=options)
@@ -306,6 +309,19 @@ class RunDir(SavedRun):
             ) from None
         return True
 
+    def _check_shared(self) -> None:
+        """Raises RunDirError unless every process sees what the first one wrote."""
+        until = time.monotonic() + _NFS_SECONDS
+        while not (seen := (self.path / "config.json").exists()):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.1)
+        if not processes.least(seen):
+            raise RunDirError(
+                f"{self.path} must be on a disk that all processes share, and some do "
+                f"not see what process 0 wrote there."
+            )
+
     def _note_versions(self) -> None:
         """Adds today's versions to versions.json where they differ from the last."""
         path, now = self.path / "versions.json", versions()
@@ -324,7 +340,7 @@ class RunDir(SavedRun):
 
     def save(self, round: int, tree: PyTree) -> None:
         """Writes a checkpoint after `round` rounds and waits until it is complete."""
-        folder = self._saved / str(round)
+        folder, tree = self._saved / str(round), processes.portable(tree)
         try:
             with _quiet():
                 self._checkpoints.save(round, args=ocp.args.StandardSave(tree))
@@ -344,7 +360,7 @@ class RunDir(SavedRun):
             }
             whole = {"crc32": _crc_of_json(covered), **covered}
             write_json(folder / _COVERED, whole)
-        _meet("the checkpoint is complete")
+        processes.meet("the checkpoint is complete")
 
     def append(self, table: str, rows: list[dict[str, Any]]) -> None:
         """Adds rows, all with the same columns and with a "round", to a table."""
@@ -396,7 +412,9 @@ class RunDir(SavedRun):
                 f"algorithm: {name} is {was}, got {now}."
             )
         self._intact(round, "*")
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        abstract = jax.tree.map(
+            ocp.utils.to_shape_dtype_struct, processes.portable(like)
+        )
         return self._checkpoints.restore(round, args=ocp.args.StandardRestore(abstract))
 
     def close(self) -> None:
@@ -430,12 +448,6 @@ def _locked(path: Path) -> Any:
             )
         raise RunDirError(problem) from None
     return file
-
-
-def _meet(where: str) -> None:
-    """Waits for the other processes."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(where)
 
 
 def _decisive(config: dict[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,8 @@ def simulate(
       strict: raise where a client's update is not finite instead of leaving the client
         out of the round.
       callbacks: called with a `Report` after every evaluation, and in between where
-        rounds are many or slow; one that returns True ends the run.
+        rounds are many or slow; one that returns True ends the run. Of several
+        processes each calls them, and what the first one's return counts.
       progress: show a progress bar.
       run_dir: directory to record the run in.
       resume: continue what `run_dir` holds, on the same devices to the bits that the

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_core import check, command
+from fedjax_core import check, command, processes
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.driver import checked_seeds
 from fedjax_core.history import read_result
@@ -358,6 +358,8 @@ def _run(
                 **setting.options,
             )
         except Exception as error:
+            if jax.process_count() > 1:
+                raise  # the others may be without it, and wait
             found = [error] * len(group)
         bar.add(len(group))
         for i, end in zip(group, found, strict=True):
@@ -442,7 +444,7 @@ def _made(study: Study) -> dict[str, Any]:
 def _noted(outcome: Outcome, rows: list[Row]) -> Outcome:
     """With these rows, on disk as well."""
     outcome = outcome._replace(rows=rows)
-    if jax.process_index() == 0:
+    if processes.is_first():
         write_json(outcome.out / "study.json", summary(outcome))
     return outcome
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import command
+from fedjax_core import command, processes
 from fedjax_core.result import spread
 from fedjax_core.study import Outcome, Row, summary
 
@@ -260,6 +260,9 @@ def _axes() -> tuple[Any, Any]:
 def write(outcome: Outcome) -> Path:
     """Writes table.csv, table.md, figures/ and report.html; returns the last one."""
     out, lines = outcome.out, records(outcome)
+    page = out / "report.html"
+    if not processes.is_first():
+        return page
     with open(out / "table.csv", "w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
         table.writeheader()
@@ -273,7 +276,6 @@ def write(outcome: Outcome) -> Path:
             figure.savefig(png, format="png", dpi=150)
             (out / "figures" / f"{setting} {name}.png").write_bytes(png.getvalue())
             pictures[setting, name] = png.getvalue()
-    page = out / "report.html"
     page.write_text(_page(outcome, pictures), "utf-8")
     return page
 

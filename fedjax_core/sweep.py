@@ -173,6 +173,8 @@ def sweep(
                     "%s", algorithms[0].name, ", ".join(differ), _first_line(error),
                 )  # fmt: skip
                 shared = False
+            elif jax.process_count() > 1:
+                raise  # the others may be without it, and wait
             elif len(which) == 1:
                 ends[which[0]] = error
                 continue

@@ -1,19 +1,24 @@
 """Two processes run what one process with as many devices runs.
 
-Run as a script, this file is one of the processes.
+Run as a script, this file is the command line of one of the processes, with an
+experiment of its own.
 """
 
 import csv
+import dataclasses
 import json
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fedjax_core import (
     Execution,
@@ -21,14 +26,19 @@ from fedjax_core import (
     LocalWork,
     Result,
     client_mesh,
+    processes,
+    run_dir,
     simulate,
     top_k,
 )
 from fedjax_core.algorithms import fedavg
+from fedjax_core.experiments import cli
 from fedjax_core.models.model import Model
+from fedjax_core.networks.run import System
+from fedjax_core.networks.run import run as run_system
 
 PROCESSES, DEVICES_EACH, SEEDS, ROUNDS = 2, 2, (3, 5), 6
-TIMEOUT = 120  # seconds; a run takes about ten
+TIMEOUT = 300  # seconds; a quiet machine takes about twelve
 
 
 def residual(params, batch):
@@ -56,7 +66,7 @@ def make_data():
     return FederatedData.from_lists(train, test)
 
 
-def run(mesh, **kwargs) -> Result:
+def run(mesh, rounds=ROUNDS, **kwargs) -> Result:
     config = fedavg.Config(client_lr=0.05, work=LocalWork(batch_size=2))
     algorithm = fedavg.make(
         config,
@@ -68,12 +78,29 @@ def run(mesh, **kwargs) -> Result:
         algorithm,
         make_data(),
         MODEL,
-        rounds=ROUNDS,
+        rounds=rounds,
         cohort_size=4,
         seeds=SEEDS,
         eval_every=2,
         progress=False,
         execution=Execution(mesh=mesh),
+        **kwargs,
+    )
+
+
+def decay(**kwargs) -> Result:
+    """A system on a network, which every process runs by itself."""
+    return run_system(
+        System(
+            "decay",
+            None,
+            (),
+            lambda world, key: jax.random.normal(key, (3,)),
+            lambda world, x, t, key: (0.9 * x, {"sum": x.sum()}),
+        ),
+        rounds=ROUNDS,
+        seeds=SEEDS,
+        progress=False,
         **kwargs,
     )
 
@@ -86,32 +113,46 @@ def numbers(result: Result) -> list:
     ]
 
 
-def main(index: int, port: int, folder: Path) -> None:
-    """A run in memory, and one that stops at round 4 and is resumed."""
-    jax.config.update("jax_num_cpu_devices", DEVICES_EACH)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # What was compiled for the stopped run serves the resumed one.
-    jax.config.update("jax_compilation_cache_dir", str(folder / f"cache{index}"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.distributed.initialize(f"127.0.0.1:{port}", PROCESSES, index)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    out: Path = Path("runs")
+
+
+PRESETS = {"default": Experiment()}
+
+
+def main(experiment: Experiment) -> None:
+    """Runs in memory, some that stop at round 4 and are resumed, and two that fail."""
     assert jax.device_count() == PROCESSES * DEVICES_EACH
-    mesh, directory = client_mesh(), folder / "run"
-    at_4 = [lambda report: report.round >= 4]
+    index, out = jax.process_index(), experiment.out
+    pair = client_mesh(jax.devices()[::DEVICES_EACH])  # one device of each process
+    # The first process decides.
+    at_4 = [lambda report: report.round >= 4 and index == 0]
     results = {
-        "memory": run(mesh, feed="host", client_store="host"),
-        "stopped": run(mesh, run_dir=directory, callbacks=at_4),
-        "resumed": run(mesh, run_dir=directory, resume=True),
-        "finished": run(mesh, run_dir=directory, resume=True),
+        "memory": run(client_mesh(), feed="host", client_store="host"),
+        "stopped": run(pair, run_dir=out / "run", callbacks=at_4),
+        "resumed": run(pair, run_dir=out / "run", resume=True),
+        "finished": run(pair, run_dir=out / "run", resume=True),
+        "decay_stopped": decay(run_dir=out / "decay", callbacks=at_4),
+        "decay": decay(run_dir=out / "decay", resume=True),
     }
-    out = {
-        name: {
-            "rounds": result.rounds,
-            "compilations": result.compilations,
-            "numbers": numbers(result),
-        }
-        for name, result in results.items()
-    }
-    (folder / f"{index}.json").write_text(json.dumps(out))
+    print("what process 0 prints")
+    errors = []
+    run_dir._NFS_SECONDS = 0  # nothing appears later here
+    wrong: list[dict[str, Any]]
+    wrong = [{"rounds": ROUNDS + index}, {"run_dir": out / f"run{index}"}]
+    for options in wrong:
+        with pytest.raises((processes.ProcessesError, ValueError)) as found:
+            run(pair, **options)
+        errors.append(str(found.value))
+    numbers_of = {name: numbers(result) for name, result in results.items()}
+    rounds = {name: result.rounds for name, result in results.items()}
+    compilations = [results[name].compilations for name in ("memory", "finished")]
+    record = {"numbers": numbers_of, "rounds": rounds, "compilations": compilations}
+    (out / f"{index}.json").write_text(json.dumps(record | {"errors": errors}))
+    if index == 1:
+        raise RuntimeError("what fails here alone")
+    run(pair)
 
 
 def free_port() -> int:
@@ -121,49 +162,91 @@ def free_port() -> int:
 
 
 def test_two_processes_run_what_one_runs(tmp_path):
-    folder = tmp_path / "two"
-    folder.mkdir()
-    arguments = [str(free_port()), str(folder)]
-    processes = [
+    options = {
+        "out": tmp_path,
+        "coordinator": f"127.0.0.1:{free_port()}",
+        "num-processes": PROCESSES,
+        "devices": DEVICES_EACH,
+    }
+    # What was compiled for the stopped run serves the resumed one.
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    argv = [f"--{name}={value}" for name, value in options.items()]
+    started = [
         subprocess.Popen(
-            [sys.executable, __file__, str(i), *arguments],
+            [sys.executable, __file__, "run", "tiny", f"--process-id={i}", *argv],
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
+            env=os.environ | cache,
         )
         for i in range(PROCESSES)
     ]
     try:
-        logs = [p.communicate(timeout=TIMEOUT)[0] for p in processes]
+        said = [p.communicate(timeout=TIMEOUT) for p in started]
     finally:
-        for p in processes:
+        for p in started:
             p.kill()
             p.wait()
-            if p.stdout is not None:
-                p.stdout.close()
-    assert [p.returncode for p in processes] == [0] * PROCESSES, "\n".join(logs)
-    first, second = (json.loads((folder / f"{i}.json").read_text()) for i in (0, 1))
+    log = "\n".join(text for texts in said for text in texts)
+    # Where one failed, both ended and said why; one printed, and nothing else.
+    assert [p.returncode for p in started] == [1] * PROCESSES, log
+    assert [out for out, _ in said] == ["what process 0 prints\n", ""]
+    assert "another one ended first" in said[0][1]
+    assert "what fails here alone" in said[1][1]
+
+    first, second = (json.loads((tmp_path / f"{i}.json").read_text()) for i in (0, 1))
+    shared = "must be on a disk that all processes share"
+    for errors in (first.pop("errors"), second.pop("errors")):
+        assert "process 0 has rounds = 6 and process 1 7" in errors[0]
+        assert shared in errors[1]
     # Every process holds the same result, to the bit.
     np.testing.assert_equal(first, second)
-    assert {name: (r["rounds"], r["compilations"]) for name, r in first.items()} == {
-        "memory": (6, 1),
-        "stopped": (4, 1),
-        "resumed": (6, 1),
-        "finished": (6, 0),
-    }
-    mesh = client_mesh(jax.devices()[: PROCESSES * DEVICES_EACH])
-    expected = numbers(run(mesh))
-    for name in ("memory", "resumed"):  # whose first rounds are the stopped one's
-        for a, b in zip(first[name]["numbers"], expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6, err_msg=name)
-    np.testing.assert_equal(first["finished"]["numbers"], first["resumed"]["numbers"])
+    assert first["compilations"] == [1, 0]
+    assert first["rounds"] == {
+        "memory": 6, "stopped": 4, "resumed": 6, "finished": 6,
+        "decay_stopped": 4, "decay": 6,
+    }  # fmt: skip
+    found = first["numbers"]
+    # Of two devices a sum is the same in either order, of four it is not.
+    one = numbers(run(client_mesh(jax.devices()[:PROCESSES])))
+    np.testing.assert_equal(found["resumed"], one)
+    np.testing.assert_equal(found["finished"], one)
+    for a, b in zip(found["memory"], one, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    np.testing.assert_equal(found["decay"], numbers(decay()))
 
     # One process wrote, once.
-    with open(folder / "run" / "metrics.csv", newline="") as file:
+    with open(tmp_path / "run" / "metrics.csv", newline="") as file:
         rows = [(int(row["round"]), int(row["seed"])) for row in csv.DictReader(file)]
     assert rows == [(r, s) for r in range(1, ROUNDS + 1) for s in SEEDS]
-    assert not list((folder / "run").glob("*.tmp"))
+    assert not list((tmp_path / "run").glob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"coordinator": "host"}, "coordinator must be host:port, got 'host'"),
+        ({"coordinator": "host:0"}, "coordinator must be host:port, got 'host:0'"),
+        ({"num_processes": 0}, "num_processes must be >= 1, got 0"),
+        ({"process_id": 2, "num_processes": 2}, r"in \[0, num_processes\), got 2 of 2"),
+    ],
+)
+def test_wrong_places_name_the_argument(where, message):
+    with pytest.raises(processes.ProcessesError, match=message):
+        processes.join(**where)
+
+
+def test_a_port_in_use_is_an_error():
+    with socket.create_server(("", 0)) as taken:
+        coordinator = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(processes.ProcessesError, match="must be a free port"):
+            processes.join(coordinator, 0, 1)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.modules["fedjax_core.experiments.tiny"] = sys.modules["__main__"]
+    cli.EXPERIMENTS["tiny"] = "what the test runs"
+    sys.exit(cli.main(sys.argv[1:]))
