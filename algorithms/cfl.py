@@ -55,6 +55,7 @@ from fedjax_core.clusters.secret import SharedMap, no_map
 from fedjax_core.clusters.tree import Tree, complete, divide, prune, seedling
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import stack
 from fedjax_core.transform import Transform, identity, with_transform
@@ -197,7 +198,7 @@ def make(
             "mean_update_norm": seen.mean_norm.max(),
             "max_update_norm": seen.max_norm.max(),
             # One model each, not those of all clusters.
-            "downlink_bytes": jnp.float32(num_bytes(state.params))
+            "downlink_bytes": Bytes.of(num_bytes(state.params))
             * (cohort.client_mask & (leaf >= 0)).sum(),
         }
         if "cluster" in cohort.public:

@@ -42,6 +42,7 @@ from fedjax_core.distillation import (
 )
 from fedjax_core.local import init_bytes
 from fedjax_core.map import map_clients
+from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import Algorithm, LocalWork, LossFn, Params
@@ -123,7 +124,7 @@ def make(
     reduce = reduce or mean("uniform")
     logits = logits_or_loss(logits, loss_fn, config.num_classes)
     client = labelling_clients(loss_fn, client_opt, logits)
-    n, label_bytes = config.num_public, 4.0 * config.num_public * config.num_classes
+    n, label_bytes = config.num_public, 4 * config.num_public * config.num_classes
 
     def init(params, num_clients):
         del num_clients
@@ -147,14 +148,13 @@ def make(
             random.stream(key, "distil"),
             config.public_work,
         )
-        if config.distil_on == "server":
-            received = num_bytes(params)
-        else:
+        receivers, received = cohort.client_mask.sum(), num_bytes(params)
+        if config.distil_on == "clients":
             sent = config.charge_first_download | (cohort.round > 0)
-            received = jnp.where(sent, label_bytes, 0)
+            receivers, received = jnp.where(sent, receivers, 0), label_bytes
         metrics = {
             "distil_loss": loss,
-            "downlink_bytes": jnp.float32(received) * cohort.client_mask.sum(),
+            "downlink_bytes": Bytes.of(received) * receivers,
         }
         return state._replace(params=params), results.metrics | metrics
 
@@ -164,7 +164,7 @@ def make(
         work=config.work,
         init=init,
         round=round,
-        client_bytes=lambda params: init_bytes(client_opt)(params) + int(label_bytes),
+        client_bytes=lambda params: init_bytes(client_opt)(params) + label_bytes,
         parts={
             "client_optimizer": "custom" if client_optimizer else "sgd",
             "distil_optimizer": "custom" if distil_optimizer else "adam",

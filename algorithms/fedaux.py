@@ -33,7 +33,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import ArrayLike
@@ -54,6 +53,7 @@ from fedjax_core.distillation import (
 )
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import disjoint_passes, map_clients
+from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
 from fedjax_core.pretrain import on_features
 from fedjax_core.privacy.logistic import Certainty, CertaintyConfig, certainty
@@ -243,7 +243,7 @@ def make_mixed(
             )
             students.append(student)
             # Public data are the server's own: a client receives the model alone.
-            received = jnp.float32(num_bytes(params)) * groups[p].client_mask.sum()
+            received = Bytes.of(num_bytes(params)) * groups[p].client_mask.sum()
             metrics.append(
                 passes[p].metrics | {"downlink_bytes": received, "distil_loss": loss}
             )

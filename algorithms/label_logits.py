@@ -35,7 +35,7 @@ from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.distillation import LogitsFn, ensemble, logits_or_loss, soft_loss
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
-from fedjax_core.metrics import Mean
+from fedjax_core.metrics import Bytes, Mean
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import total
 from fedjax_core.types import (
@@ -160,8 +160,8 @@ def make(
         )
         held = results.update.count > 0
         new = ensemble(results.update).astype(jnp.float32)
-        received = jnp.where(cohort.round > 0, num_bytes(shared), 0)
-        metrics = {"downlink_bytes": received * cohort.client_mask.sum()}
+        receivers = jnp.where(cohort.round > 0, cohort.client_mask.sum(), 0)
+        metrics = {"downlink_bytes": Bytes.of(num_bytes(shared)) * receivers}
         state = State(
             state.params,
             jnp.where(held, new, state.logits),

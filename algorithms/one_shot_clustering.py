@@ -41,6 +41,7 @@ from fedjax_core.clusters.secret import no_map
 from fedjax_core.clusters.similarity import row_norms
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import select, stack
 from fedjax_core.transform import Transform, identity, with_transform
@@ -152,7 +153,7 @@ def make(
         params = jax.tree.map(lambda m, p: m[0].astype(p.dtype), mean, state.params)
         metrics = results.metrics | {
             # One model each, not those of all clusters.
-            "downlink_bytes": jnp.float32(num_bytes(state.params))
+            "downlink_bytes": Bytes.of(num_bytes(state.params))
             * cohort.client_mask.sum(),
         }
         return State(params, models, centres, label, results.client_state), metrics

@@ -7,8 +7,9 @@ devices work through queues of their own.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,15 +86,14 @@ def disjoint_passes(passes: Sequence[Metrics]) -> Metrics:
     steps = jnp.stack([metrics["local_steps"] for metrics in passes])
     weights = steps / jnp.maximum(steps.sum(), 1)
 
-    def together(name: str) -> jax.Array:
-        values = jnp.stack([metrics[name] for metrics in passes])
+    def together(name: str) -> Any:
+        values = [metrics[name] for metrics in passes]
+        if name in sums:
+            return functools.reduce(operator.add, values)
         if name == "idle":
-            return values.all()
+            return jnp.stack(values).all()
         # Where nobody was in a pass its averages are NaN.
-        weighed = (
-            jnp.where(steps > 0, weights * values, 0) if name not in sums else values
-        )
-        return weighed.sum(0)
+        return jnp.where(steps > 0, weights * jnp.stack(values), 0).sum(0)
 
     return {name: together(name) for name in passes[0]}
 

@@ -72,9 +72,9 @@ class Bits:
 
     @classmethod
     def of(cls, number: int | jax.Array) -> Self:
-        """From a Python int in [0, 2^64) units, or an array of ints in [0, 2^32)."""
-        if isinstance(number, int):
-            number *= cls.unit
+        """From one int in [0, 2^64) units, or an array of ints in [0, 2^32)."""
+        if isinstance(number, (int, np.integer)):
+            number = int(number) * cls.unit
             return cls(jnp.uint32(number >> 32), jnp.uint32(number % 2**32))
         low = jnp.asarray(number).astype(jnp.uint32)
         return cls(jnp.zeros_like(low), low) * cls.unit
@@ -92,7 +92,9 @@ class Bits:
     def __mul__(self, times: int | jax.Array) -> Self:
         """So many times as much; `times` in [0, 2^32)."""
         half = jnp.uint32(2**16 - 1)
-        times = jnp.asarray(times).astype(jnp.uint32)
+        if isinstance(times, np.integer):
+            times = int(times)  # which JAX checks to fit
+        times = jnp.asarray(times, jnp.uint32)
         a, b, c, d = self.low >> 16, self.low & half, times >> 16, times & half
         middle = (b * d >> 16) + (a * d & half) + (b * c & half)
         carry = a * c + (a * d >> 16) + (b * c >> 16) + (middle >> 16)

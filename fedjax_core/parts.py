@@ -1,5 +1,6 @@
 """What a method is built from, checked once at the door of its `make`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -16,6 +17,7 @@ _KINDS = {
     "transform": Transform,
     "reduce": Reduction,
     "downlink": Transform,
+    "logits": Callable,
 }
 
 

@@ -144,12 +144,16 @@ class Study(Design):
 
     def __post_init__(self):
         check.open_interval(0, 1, level=self.level)
-        both = set(checked_seeds(self.seeds)) & set(checked_seeds(self.tuning_seeds))
+        for name in ("seeds", "tuning_seeds"):
+            object.__setattr__(self, name, checked_seeds(getattr(self, name)))
+        both = {*self.seeds} & {*self.tuning_seeds}
         if both:
             raise ValueError(
                 f"tuning_seeds must not be among seeds, got {sorted(both)} in both."
             )
         for what, names in (("methods", self.methods), ("settings", self.settings)):
+            if not names:
+                raise ValueError(f"{what} must name one or more, got {names!r}.")
             for name in names:
                 if not name or name.startswith(".") or set(name) & set('/\\:*?"<>|'):
                     raise ValueError(f"{what} must be names of folders, got {name!r}.")
@@ -307,7 +311,7 @@ def read(out: str | os.PathLike) -> Outcome:
             rounds = record["settings"][row.setting]["rounds"]
             rows.append(_as_it_is(row, out / "runs" / row.setting / row.method, rounds))
         made = {name: record[name] for name in ("versions", "settings")}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunDirError(f"{path} is damaged: {error!r}; {again}.") from None
     return Outcome(design, out, rows, made)
 
@@ -336,9 +340,9 @@ def _run(
     split: str,
     seeds: Sequence[int],
     bar: CellsBar,
-) -> list[Result | str]:
+) -> list[Result | Exception]:
     """The results of jobs, or why they failed."""
-    ends: dict[int, Result | str] = {}
+    ends: dict[int, Result | Exception] = {}
     for group in _groups(study, jobs):
         setting = study.settings[jobs[group[0]].setting]
         method = study.methods[jobs[group[0]].method]
@@ -362,9 +366,7 @@ def _run(
                 raise  # the others may be without it, and wait
             found = [error] * len(group)
         bar.add(len(group))
-        for i, end in zip(group, found, strict=True):
-            failed = isinstance(end, Exception)
-            ends[i] = (str(end) or type(end).__name__) if failed else end
+        ends |= zip(group, found, strict=True)
     return [ends[i] for i in range(len(jobs))]
 
 
@@ -395,7 +397,9 @@ def _row(study: Study, method: str, setting: str) -> Row:
     )
 
 
-def _tuned(study: Study, row: Row, grids: Sequence[tuple[_Job, Result | str]]) -> Row:
+def _tuned(
+    study: Study, row: Row, grids: Sequence[tuple[_Job, Result | Exception]]
+) -> Row:
     """With the config that is best on validation data, and with its grid."""
     metric = row.metric.replace("test_", "validation_", 1)
     mine = [(j, end) for j, end in grids if (j.method, j.setting) == row[:2]]
@@ -406,24 +410,28 @@ def _tuned(study: Study, row: Row, grids: Sequence[tuple[_Job, Result | str]]) -
     order = [sign * t.score if math.isfinite(t.score) else -math.inf for t in trials]
     best = int(np.argmax(order))
     row = row._replace(trials=tuple(trials))
+    for job, end in mine:
+        if isinstance(end, RunDirError):  # that says nothing about the point
+            return _ended(row, f"point {job.path.name} of its grid did not run: {end}")
     if order[best] == -math.inf:
-        return _ended(row, f"no point of its grid ran: {trials[0].error}")
+        why = [t.error or f"its {metric} is {t.score}" for t in trials]
+        return _ended(row, f"no point of its grid is of use: {why[0]}")
     return row._replace(config=mine[best][0].config, taken=trials[best].point)
 
 
-def _score(end: Result | str, metric: str) -> tuple[float, str]:
+def _score(end: Result | Exception | str, metric: str) -> tuple[float, str]:
     """The metric at the end, averaged over seeds, or NaN and why."""
-    if isinstance(end, str):
-        return math.nan, end
+    if not isinstance(end, Result):
+        return math.nan, str(end) or type(end).__name__
     try:
         return end.final(metric)[0], ""
     except KeyError as error:
         return math.nan, str(error.args[0])
 
 
-def _ended(row: Row, end: Result | str) -> Row:
+def _ended(row: Row, end: Result | Exception | str) -> Row:
     error = _score(end, row.metric)[1]
-    result = None if error or isinstance(end, str) else end
+    result = end if isinstance(end, Result) and not error else None
     return row._replace(result=result, error=error, finished=True)
 
 

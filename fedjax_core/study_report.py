@@ -53,7 +53,8 @@ def sign_flip(differences: np.ndarray) -> float:
     If the two methods are alike, each seed's difference is as likely to have the other
     sign; p is the share of all signs whose sum is at least the observed one. So p is at
     most a with a chance of at most a, exactly; with S seeds it is at least 2^-S. Of
-    more than 16 seeds a fixed sample of 65,535 signs is taken, which keeps that so.
+    more than 16 seeds the signs of a fixed group are taken: 16 patterns drawn at random
+    and what they combine to, 65,536, which keeps that so and p at least 2^-16.
 
     Args:
       differences: ``[S]``, finite.
@@ -62,11 +63,11 @@ def sign_flip(differences: np.ndarray) -> float:
       Fisher, "The Design of Experiments", 1935, section 21.
     """
     d = np.asarray(differences, np.float64)
-    if len(d) <= _EXACT:
-        flips = np.arange(2 ** len(d))[:, None] >> np.arange(len(d)) & 1
-    else:
-        flips = np.random.default_rng(0).integers(0, 2, (2**_EXACT, len(d)))
-        flips[0] = 0  # the observed one counts
+    size = min(len(d), _EXACT)
+    flips = np.arange(2**size)[:, None] >> np.arange(size) & 1
+    if len(d) > size:  # the first 16 seeds in every way, others along with them
+        along = np.random.default_rng(0).integers(0, 2, (size, len(d) - size))
+        flips = np.hstack([flips, flips @ along % 2])
     sums, slack = (1 - 2 * flips) @ d, 1e-9 * np.abs(d).sum()
     return float((sums >= d.sum() - slack).mean())
 
@@ -204,7 +205,9 @@ def markdown(outcome: Outcome) -> str:
     """The tables as text; spreads are standard deviations over seeds."""
 
     def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(c.replace('|', '/') for c in cells)} |"
+        # An error may have several lines, a row has one.
+        texts = (" ".join(c.replace("|", "/").split()) for c in cells)
+        return f"| {' | '.join(texts)} |"
 
     parts = []
     for table in tables(outcome):

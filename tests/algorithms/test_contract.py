@@ -250,7 +250,8 @@ def test_metrics_are_flat(runner, expected):
     for metrics in expected[1]:
         for name, value in metrics.items():
             assert isinstance(name, str)
-            assert isinstance(value, jax.Array | Bits)
+            # float32 holds the bytes of no more than four million parameters.
+            assert isinstance(value, Bits if "bytes" in name else jax.Array)
             assert value.shape in ((), (6,)), name
 
 

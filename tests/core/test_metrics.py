@@ -224,6 +224,12 @@ def test_bits_are_exact_integers(kind):
             assert read.unit * float(read) == float(expected)
     traced = jax.jit(kind.of)(jnp.int32(2**31 - 1))
     assert kind.of(2**31 - 1) == traced == 2**31 - 1
+    # NumPy's integers are ints, and factors up to 2^32 are taken.
+    assert kind.of(np.int64(2**33)) == kind.of(0) + np.uint64(2**33) == 2**33
+    for times in (2**31, 2**32 - 1, np.int64(2**32 - 1)):
+        assert kind.of(3) * times == 3 * int(times)
+    with pytest.raises(OverflowError):
+        kind.of(3) * np.int64(2**32)
 
 
 def test_sums_of_bits_carry():

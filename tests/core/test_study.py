@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import permutation_test
@@ -149,6 +150,7 @@ def test_a_study_is_shown_from_disk_as_from_memory(outcome: Outcome, tmp_path):
         (None, "is no study, since it has no study.json"),
         ("{", "is not JSON of a run"),
         ('{"design": {"printed": []}}', "is damaged: KeyError('rows')"),
+        ('{"design": "printed"}', "is damaged: AttributeError"),
         ('{"design": {"printed": [], "level": 1, "x": 2}}', "is damaged: TypeError"),
     ],
 )
@@ -170,6 +172,35 @@ def test_a_setting_that_cannot_run_fails_alone(outcome, tmp_path):
     np.testing.assert_array_equal(rows[1].values, outcome.row("slow", "toy").values)
 
 
+def test_no_point_is_taken_while_one_of_the_grid_could_not_run(tmp_path):
+    alone = a_study(
+        methods={"tuned": METHODS["tuned"]}, printed={}, claims=(), tuning_seeds=9
+    )
+    occupied = tmp_path / "tuning" / "toy" / "tuned" / "client_lr=0.2"
+    occupied.mkdir(parents=True)
+    (occupied / "mine").touch()
+    (row,) = study.run(alone, tmp_path, progress=False).rows
+    assert "point client_lr=0.2 of its grid did not run" in row.error
+    assert (row.config, row.taken, len(row.trials)) == (None, "", 3)
+    assert not (tmp_path / "runs").exists()
+    (occupied / "mine").unlink()
+    (row,) = study.run(alone, tmp_path, progress=False).rows
+    assert (row.error, len(row.values)) == ("", 5)
+
+
+def test_a_grid_without_a_number_says_so(tmp_path):
+    blind = MODEL._replace(
+        metrics=lambda params, batch: {"loss": jnp.full(batch["y"].shape, jnp.nan)}
+    )
+    alone = a_study(
+        methods={"tuned": METHODS["tuned"]},
+        settings={"toy": dataclasses.replace(SETTING, model=blind)},
+        printed={}, claims=(),
+    )  # fmt: skip
+    (row,) = study.run(alone, tmp_path, progress=False).rows
+    assert row.error == "no point of its grid is of use: its validation_loss is nan"
+
+
 def test_a_bar_shows_runs(tmp_path, capfd):
     methods = {"slow": METHODS["slow"]}
     study.run(a_study(methods=methods, printed={}, claims=()), tmp_path)
@@ -181,6 +212,8 @@ def test_a_bar_shows_runs(tmp_path, capfd):
     [
         ({"methods": {"a/b": METHODS["slow"]}}, "names of folders, got 'a/b'"),
         ({"tuning_seeds": (3,)}, r"got \[3\] in both"),
+        ({"tuning_seeds": 3}, r"got \[3\] in both"),
+        ({"methods": {}}, "methods must name one or more, got {}"),
         ({"printed": {("fats", "toy"): 1.0}}, "printed must be one of"),
         ({"claims": [("fast", "slow", "joy")]}, "claims must be one of 'toy', got"),
         (
@@ -218,6 +251,9 @@ def test_the_sign_flip_test_is_scipys_and_keeps_its_level():
     for level in (0.01, 0.05, 0.1, 0.5):
         assert (p <= level).mean() <= level
     assert study_report.sign_flip(np.ones(30)) == 2**-16
+    # One seed that counts is above 0 half of the time, whichever it is.
+    for seed in np.eye(18):
+        assert study_report.sign_flip(seed) == 0.5
     assert study_report.sign_flip(np.zeros(30)) == 1
 
 
@@ -270,8 +306,10 @@ def test_names_are_text_in_the_page(tmp_path: Path):
     with pytest.raises(ValueError, match="names of folders"):
         a_study(methods=names, printed={}, claims=())
     ampersand = a_study(methods={"R&D": METHODS["slow"]}, printed={}, claims=())
-    row = Row("R&D", "toy", FEDAVG, "test_loss", None, "<script>")
+    row = Row("R&D", "toy", FEDAVG, "test_loss", None, "<script>\n| line")
     page = study_report.write(Outcome(ampersand, tmp_path, [row], {})).read_text()
+    text = (tmp_path / "table.md").read_text()
+    assert text.endswith("| R&D | toy | <script> / line |\n")
     assert "R&amp;D" in page
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
