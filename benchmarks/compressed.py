@@ -49,7 +49,7 @@ def selection(args) -> None:
             line, expected = {"d": d, "rate": rate}, None
             for way in WAYS:
                 run = jax.jit(way, static_argnums=1).lower(x, int(rate * d))
-                run = run.compile(compiler_options())
+                run = run.compile(dict(compiler_options()))
                 chosen, seconds = np.asarray(run(x)), []
                 expected = chosen if expected is None else expected
                 assert np.array_equal(chosen, expected)

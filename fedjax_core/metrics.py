@@ -101,12 +101,12 @@ class Bits:
 
     def sum(self, axis: int = 0) -> Self:
         """The sum over an axis of at most 2^24 entries."""
-        total = None
+        total = Bits.of(0)
         for shift in range(56, -1, -8):
             limb = self.high if shift >= 32 else self.low
             byte = (limb >> (shift % 32)) & jnp.uint32(255)
             part = Bits.of(byte.sum(axis, dtype=jnp.uint32))
-            total = part if total is None else total * 256 + part
+            total = total * 256 + part
         return dataclasses.replace(self, high=total.high, low=total.low)
 
     def minimum(self, other: "Bits") -> Self:
