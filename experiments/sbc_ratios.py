@@ -126,14 +126,20 @@ def ratios(experiment: Experiment, console: Console) -> None:
         )
         rows.append(
             (
-                name, f"{rate:g}", f"{delay}", f"{printed}", f"{lenet}",
-                f"{formula[0]:.1f}", f"{formula[1]:.1f}", f"{dense / bits:.1f}",
+                f"{name}: {rate:g}, delay {delay}",
+                f"{printed} ({lenet})",
+                *(f"{ratio:.1f}" for ratio in (*formula, dense / bits)),
                 f"{budget.overhead / budget.total:.1%}",
             )
-        )  # fmt: skip
-    columns = ("", "rate", "delay", "printed, LSTM", "LeNet5", "by its formula")
-    columns += ("exact", "measured", "code over entropy")
-    console.print(tabulate(columns, rows, title="times less than distributed SGD"))
+        )
+    columns = ("", "printed", "its formula", "exact", "measured", "over entropy")
+    console.print(
+        tabulate(
+            columns,
+            rows,
+            title="times less than distributed SGD; printed of LSTM (LeNet5)",
+        )
+    )
     console.print(
         "The thesis counts two bits more per value than its code has; measured rounds "
         "also send a mean of 32 bits, which tells where few values are sent."

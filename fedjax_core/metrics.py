@@ -72,9 +72,15 @@ class Bits:
 
     @classmethod
     def of(cls, number: int | jax.Array) -> Self:
-        """From a Python int in [0, 2^64) units, or an array of ints in [0, 2^32)."""
-        if isinstance(number, int):
-            number *= cls.unit
+        """From an int, of [0, 2^64) bits, or an array of ints in [0, 2^32).
+
+        Raises:
+          ValueError: an int outside.
+        """
+        if isinstance(number, int | np.integer):
+            number = int(number) * cls.unit
+            if not 0 <= number < 2**64:
+                raise ValueError(f"number must be in [0, 2**64) bits, got {number}.")
             return cls(jnp.uint32(number >> 32), jnp.uint32(number % 2**32))
         low = jnp.asarray(number).astype(jnp.uint32)
         return cls(jnp.zeros_like(low), low) * cls.unit
@@ -88,6 +94,8 @@ class Bits:
         low = self.low + other.low
         carry = (low < self.low).astype(jnp.uint32)
         return dataclasses.replace(self, high=self.high + other.high + carry, low=low)
+
+    __radd__ = __add__
 
     def __mul__(self, times: int | jax.Array) -> Self:
         """So many times as much; `times` in [0, 2^32)."""
