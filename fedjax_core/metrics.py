@@ -72,9 +72,15 @@ class Bits:
 
     @classmethod
     def of(cls, number: int | jax.Array) -> Self:
-        """From one int in [0, 2^64) units, or an array of ints in [0, 2^32)."""
-        if isinstance(number, (int, np.integer)):
+        """From an int, of [0, 2^64) bits, or an array of ints in [0, 2^32).
+
+        Raises:
+          ValueError: an int outside.
+        """
+        if isinstance(number, int | np.integer):
             number = int(number) * cls.unit
+            if not 0 <= number < 2**64:
+                raise ValueError(f"number must be in [0, 2**64) bits, got {number}.")
             return cls(jnp.uint32(number >> 32), jnp.uint32(number % 2**32))
         low = jnp.asarray(number).astype(jnp.uint32)
         return cls(jnp.zeros_like(low), low) * cls.unit
@@ -88,6 +94,8 @@ class Bits:
         low = self.low + other.low
         carry = (low < self.low).astype(jnp.uint32)
         return dataclasses.replace(self, high=self.high + other.high + carry, low=low)
+
+    __radd__ = __add__
 
     def __mul__(self, times: int | jax.Array) -> Self:
         """So many times as much; `times` in [0, 2^32)."""
@@ -103,12 +111,12 @@ class Bits:
 
     def sum(self, axis: int = 0) -> Self:
         """The sum over an axis of at most 2^24 entries."""
-        total = None
+        total = Bits.of(0)
         for shift in range(56, -1, -8):
             limb = self.high if shift >= 32 else self.low
             byte = (limb >> (shift % 32)) & jnp.uint32(255)
             part = Bits.of(byte.sum(axis, dtype=jnp.uint32))
-            total = part if total is None else total * 256 + part
+            total = total * 256 + part
         return dataclasses.replace(self, high=total.high, low=total.low)
 
     def minimum(self, other: "Bits") -> Self:

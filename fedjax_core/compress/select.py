@@ -52,7 +52,7 @@ def by_digits(x: jax.Array, k: int) -> jax.Array:
     # In the order of the floats: below 0 a larger magnitude is a smaller number.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     keys = ordered.astype(jnp.uint32) ^ jnp.uint32(2**31)
-    prefix, missing, low = jnp.uint32(0), jnp.int32(k), 32
+    prefix, missing, tied, low = jnp.uint32(0), jnp.int32(k), jnp.int32(0), 32
     there = jnp.bool_(True)  # numbers that begin as the k-th largest does
     for width in _DIGITS:
         low -= width
@@ -61,7 +61,8 @@ def by_digits(x: jax.Array, k: int) -> jax.Array:
         counts = jnp.zeros(2**width + 1, jnp.int32).at[place].add(1)[:-1]
         at_least = jnp.cumsum(counts[::-1])[::-1]
         found = (at_least >= missing).sum(dtype=jnp.int32) - 1
-        missing = missing - at_least[found] + counts[found]
+        tied = counts[found]
+        missing = missing - at_least[found] + tied
         prefix = (prefix << width) | found.astype(jnp.uint32)
         there = (keys >> low) == prefix
     # `there` are now the numbers equal to the k-th largest: the first `missing` count.
@@ -74,7 +75,7 @@ def by_digits(x: jax.Array, k: int) -> jax.Array:
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
     # Without a tie there is nothing to search.
-    first = jnp.where(counts[found] > missing, 0, x.size - 1).astype(jnp.int32)
+    first = jnp.where(tied > missing, 0, x.size - 1).astype(jnp.int32)
     ends = (first, jnp.int32(x.size))
     _, end = lax.while_loop(lambda e: e[1] - e[0] > 1, halve, ends)
     return _positions((keys > prefix) | (there & (place < end)), k)

@@ -6,7 +6,7 @@ References:
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from fedjax_core import check
 from fedjax_core.compress import golomb
 
+Kind = Literal["top_k", "stc", "sbc"]
+Accounting = Literal["golomb", "seed_table"]
 # Bits per value that is sent, and how many more the thesis's tables count.
 _VALUE_BITS = {"top_k": (32, 1), "stc": (1, 1), "sbc": (0, 2)}
 
@@ -26,11 +28,7 @@ class Budget(NamedTuple):
     overhead: float  # of it, what the code takes beyond
 
 
-def value_bits(
-    method: Literal["top_k", "stc", "sbc"],
-    rate: float,
-    accounting: Literal["golomb", "seed_table"] = "golomb",
-) -> float:
+def value_bits(method: Kind, rate: float, accounting: Accounting = "golomb") -> float:
     """Expected bits of a coordinate that is sent, its position included.
 
     Without the one mean of a message, which does not grow with the model.
@@ -47,21 +45,23 @@ def value_bits(
     return golomb.expected_bits(rate) + value + extra
 
 
-def compression_ratio(method: Any, rate: float, delay: int = 1, **how: Any) -> float:
+def compression_ratio(
+    method: Kind, rate: float, delay: int = 1, accounting: Accounting = "golomb"
+) -> float:
     r"""How many times less is sent than by distributed SGD: :math:`32 n / (p\,\bar b)`.
 
     Args:
       method: as in `value_bits`.
       rate: p, the gradient sparsity.
       delay: n, local iterations per round; 1 / n is the temporal sparsity.
-      **how: the accounting, as in `value_bits`.
+      accounting: as in `value_bits`.
     """
     check.positive_int(delay=delay)
-    return 32 * delay / (rate * value_bits(method, rate, **how))
+    return 32 * delay / (rate * value_bits(method, rate, accounting))
 
 
 def information_budget(
-    method: Any, rate: float, delay: int, iterations: int, d: int
+    method: Kind, rate: float, delay: int, iterations: int, d: int
 ) -> Budget:
     r"""Bits of a client, :math:`\frac{T}{n} d\,(\bar H + \bar\eta)`.
 

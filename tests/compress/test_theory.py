@@ -1,6 +1,7 @@
 """Noise of accumulated updates, and rates of convergence."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,10 +54,11 @@ def test_compression_costs_nothing_in_the_long_run():
 
 
 def test_what_theory_does_not_cover_is_refused():
+    unknown: Any = "run lengths"
     for wrong, message in [
         (lambda: theory.accumulated_variance(3, 0.5), "beta must be > -1 and < 0"),
         (lambda: theory.worst_contraction(5, 4), "k must be in"),
-        (lambda: theory.value_bits("rle", 0.1), "method must be one of"),
+        (lambda: theory.value_bits(unknown, 0.1), "method must be one of"),
         (lambda: theory.download_ratio(0.0, "stc"), "participation must be"),
         (lambda: theory.residual_bound(1.0, 1.0), "alpha must be in"),
     ]:

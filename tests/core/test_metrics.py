@@ -222,6 +222,9 @@ def test_bits_are_exact_integers(kind):
             read = got if kind is Bits else got.as_bytes()
             assert read == (expected if kind is Bits else expected / 8)
             assert read.unit * float(read) == float(expected)
+    assert kind.of(np.int64(2**40)) == 5 + kind.of(2**40 - 5) == 2**40
+    with pytest.raises(ValueError, match="number must be in"):
+        kind.of(-1)
     traced = jax.jit(kind.of)(jnp.int32(2**31 - 1))
     assert kind.of(2**31 - 1) == traced == 2**31 - 1
     # NumPy's integers are ints, and factors up to 2^32 are taken.
