@@ -28,6 +28,7 @@ References:
 """
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -36,7 +37,7 @@ import optax
 
 from fedjax_core import check, random
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.compress.labels import soft_labels
+from fedjax_core.compress.labels import num_label_vectors, soft_labels
 from fedjax_core.distillation import (
     LogitsFn,
     distil,
@@ -77,8 +78,8 @@ class Config:
       distil_lr: step size of Adam in distillation.
       work: local work per client and round.
       public_work: epochs, or steps, of distillation, and their batch size.
-      charge_first_download: count floats as received in the first round too, when there
-        are no labels and clients start from :math:`\theta_0`.
+      charge_first_download: count labels as received in the first round too, in a code
+        of fixed length, when there are none and clients start from :math:`\theta_0`.
     """
 
     num_public: int = 1000
@@ -112,15 +113,20 @@ class State(NamedTuple):
     clients: Any  # [N, ...], last labels received and sent, 8 bits where they do
 
 
-def receiving(program: ClientProgram, down: Transform, charge: bool) -> ClientProgram:
-    """The program with labels received, third of what it is sent, counted as `down`."""
+def receiving(
+    program: ClientProgram, down: Transform, first_bits: int
+) -> ClientProgram:
+    """The program with labels received, third of what it is sent, counted as `down`.
+
+    `first_bits` is what is counted in the first round.
+    """
 
     def finish(received, carry, row, turn):
         update, _, metrics = program.finish(received, carry, (), turn)
         message = Message(received[2], jnp.float32(dense_bits(received[2])))
         sent, new = down.apply(message, row, random.stream(turn.key, "downlink"))
         first = turn.round == 0
-        bits = jnp.where(first, message.bits if charge else 0, sent.bits)
+        bits = jnp.where(first, first_bits, sent.bits)
         metrics["received_bytes"] = Sum(bits / 8)
         return update, select(first, row, new), metrics
 
@@ -153,7 +159,11 @@ def make(
         for bits in (config.up_bits, config.down_bits)
     )
     program = labelling_clients(loss_fn, client_opt, logits)
-    program = receiving(program, down, config.charge_first_download)
+    of_label = 32.0 * config.num_classes
+    if config.down_bits < 32:
+        of_label = math.log2(num_label_vectors(config.down_bits, config.num_classes))
+    charged = config.num_public * config.charge_first_download
+    program = receiving(program, down, math.ceil(charged * of_label))
     client, dual = with_transform(program, up), config.start == "dual"
     nothing = jnp.zeros((config.num_public, config.num_classes), jnp.float32)
 

@@ -105,7 +105,7 @@ PRESETS = {
         fewer=(50,),
         num_clients=10,
         alphas=(0.1,),
-        targets=(0.3,),
+        targets=(0.12,),
         cohort_size=4,
         rounds=3,
         distil_epochs=5,
@@ -431,7 +431,7 @@ def main(experiment: Experiment) -> None:
         console.print(f"page of {name}: {write(outcome)}", highlight=False)
     page = experiment.out / "cfd_tables.md"
     page.write_text("\n".join(parts), "utf-8")
-    console.print(LIMITS)
+    console.print(LIMITS, soft_wrap=True)
     console.print(f"page: {page}", highlight=False)
 
 
