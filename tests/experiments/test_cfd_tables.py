@@ -14,8 +14,8 @@ SMOKE = cfd_tables.PRESETS["smoke"]
 def result(accuracy, up, down, clients=4) -> Result:
     """A run of two seeds: its accuracies, and bytes of a participant in each round."""
     train = {
-        "uplink_bytes": np.float32([up, up]) * clients,
-        "downlink_bytes": np.float32([down, down]) * clients,
+        "uplink_bytes": np.array([up, up], np.float32) * clients,
+        "downlink_bytes": np.array([down, down], np.float32) * clients,
         "valid_clients": np.full((2, len(up)), clients),
     }
     seen = {"test_accuracy": np.asarray(accuracy)}
