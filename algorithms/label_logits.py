@@ -32,7 +32,7 @@ import optax
 
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.distillation import LogitsFn, ensemble, logits_or_loss, soft_loss
+from fedjax_core.distillation import LogitsFn, ensemble, logits_of_loss, soft_loss
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean
@@ -145,7 +145,7 @@ def make(
     """
     check_parts(Config, config, loss_fn, client_optimizer=client_optimizer)
     client_opt = client_optimizer or optax.sgd(config.client_lr)
-    logits = logits_or_loss(logits, loss_fn, config.num_classes)
+    logits = logits or logits_of_loss(loss_fn, config.num_classes)
     client = client_program(config, loss_fn, logits, client_opt)
 
     def init(params, num_clients):
