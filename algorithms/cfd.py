@@ -112,10 +112,11 @@ def receiving(
         update, _, metrics = program.finish(received, carry, (), turn)
         message = Message(received[2], jnp.float32(dense_bits(received[2])))
         sent, new = down.apply(message, row, random.stream(turn.key, "downlink"))
-        first = turn.round == 0
-        bits = jnp.where(first, first_bits, sent.bits)
+        bits, row = select(
+            turn.round == 0, (jnp.float32(first_bits), row), (sent.bits, new)
+        )
         metrics["received_bytes"] = Sum(bits / 8)
-        return update, select(first, row, new), metrics
+        return update, row, metrics
 
     return program._replace(finish=finish)
 

@@ -110,7 +110,7 @@ def make(
     )
     reduce = reduce or mean("uniform")
     client = labelling_clients(loss_fn, plugs.client, plugs.logits)
-    n, label_bytes = config.num_public, 4.0 * config.num_public * config.num_classes
+    n = config.num_public
 
     def init(params, num_clients):
         del num_clients
@@ -130,15 +130,12 @@ def make(
         params, loss = plugs.distil(
             start, public, results.update, random.stream(key, "distil")
         )
-        if config.distil_on == "server":
-            received = num_bytes(params)
-        else:
-            sent = config.charge_first_download | (cohort.round > 0)
-            received = jnp.where(sent, label_bytes, 0)
-        metrics = {
-            "distil_loss": loss,
-            "downlink_bytes": jnp.float32(received) * cohort.client_mask.sum(),
-        }
+        size, receive = num_bytes(params), cohort.client_mask.sum()
+        if config.distil_on == "clients":
+            size = 4 * n * config.num_classes
+            if not config.charge_first_download:
+                receive = jnp.where(cohort.round > 0, receive, 0)
+        metrics = {"distil_loss": loss, "downlink_bytes": jnp.float32(size) * receive}
         return state._replace(params=params), results.metrics | metrics
 
     return Algorithm(
@@ -147,6 +144,8 @@ def make(
         work=config.work,
         init=init,
         round=round,
-        client_bytes=lambda params: init_bytes(plugs.client)(params) + int(label_bytes),
+        client_bytes=lambda params: (
+            init_bytes(plugs.client)(params) + 4 * n * config.num_classes
+        ),
         parts=plugs.names | {"reduce": reduce.name},
     )

@@ -141,8 +141,8 @@ def make(
         params, loss = plugs.distil(
             center, public, labels, random.stream(key, "distil"), average=average
         )
-        sent = jnp.float32(num_bytes(state.params)) * cohort.client_mask.sum()
-        metrics = {"distil_loss": loss, "downlink_bytes": sent}
+        receive, size = cohort.client_mask.sum(), num_bytes(state.params)
+        metrics = {"distil_loss": loss, "downlink_bytes": jnp.float32(size) * receive}
         return State(params), results.metrics | metrics
 
     return Algorithm(

@@ -191,8 +191,8 @@ def make(
         labels = results.update.astype(jnp.float32)
         if config.average == "logits":
             labels = jax.nn.softmax(labels)
-        received = jnp.where(cohort.round > 0, jnp.float32(num_bytes(labels)), 0)
-        metrics = {"downlink_bytes": received * cohort.client_mask.sum()}
+        receive = jnp.where(cohort.round > 0, cohort.client_mask.sum(), 0)
+        metrics = {"downlink_bytes": jnp.float32(num_bytes(labels)) * receive}
         new = State(state.params, labels, results.client_state)
         return new, results.metrics | metrics
 

@@ -160,8 +160,8 @@ def make(
         )
         held = results.update.count > 0
         new = ensemble(results.update).astype(jnp.float32)
-        received = jnp.where(cohort.round > 0, num_bytes(shared), 0)
-        metrics = {"downlink_bytes": received * cohort.client_mask.sum()}
+        receive = jnp.where(cohort.round > 0, cohort.client_mask.sum(), 0)
+        metrics = {"downlink_bytes": jnp.float32(num_bytes(shared)) * receive}
         state = State(
             state.params,
             jnp.where(held, new, state.logits),

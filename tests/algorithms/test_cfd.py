@@ -113,7 +113,7 @@ def test_one_bit_makes_votes_and_messages_are_within_their_bounds():
             np.testing.assert_allclose(shares, np.round(shares), atol=1e-5)
         vectors = {1: 3, 2: 10}[bits]
         most = len(cohort) * np.ceil(N_PUBLIC * np.log2(vectors)) / 8
-        assert 0 < metrics["uplink_bytes"] <= most
+        assert 0 < float(metrics["uplink_bytes"]) <= most
         # There is nothing to receive yet, whatever is charged for it.
         charged = len(cohort) * np.ceil(N_PUBLIC * np.log2(K)) / 8
         assert metrics["downlink_bytes"] == (0 if bits == 1 else charged)
