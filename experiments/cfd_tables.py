@@ -63,13 +63,13 @@ class Experiment:
     path: Path = Path("data")
     num_train: int = 4000
     num_test: int = 1000
-    num_public: int = 3000
+    num_public: int = 2000
     fewer: tuple[int, ...] = (50, 400)
     num_clients: int = 20
     alphas: tuple[float, ...] = (100.0, 1.0, 0.1)
     targets: tuple[float, ...] = (0.75, 0.7, 0.45)
     cohort_size: int = 8
-    rounds: int = 15
+    rounds: int = 12
     local_epochs: int = 2
     distil_epochs: int = 4
     lr: float = 0.003
@@ -194,11 +194,13 @@ def load(experiment: Experiment) -> tuple[Dataset, np.ndarray]:
 
 
 def settings(
-    experiment: Experiment, alphas: Sequence[float], cohort_size: int
+    experiment: Experiment,
+    loaded: tuple[Dataset, np.ndarray],
+    alphas: Sequence[float],
+    cohort_size: int,
 ) -> dict[str, study.Setting]:
     """A setting for each concentration."""
-    whole, public = load(experiment)
-    found = {}
+    (whole, public), found = loaded, {}
     for alpha in alphas:
         data = partition.dirichlet_by_client(whole, experiment.num_clients, alpha)
         data: FederatedData = dataclasses.replace(data, public={"x": public})
@@ -244,11 +246,11 @@ def methods(experiment: Experiment) -> dict[str, Any]:
 def make_studies(experiment: Experiment) -> dict[str, study.Study]:
     """The studies, by the table or figures that they are of."""
     e, make = experiment, methods(experiment)
-    cohort, some = e.cohort_size, e.alphas[-1:]
+    cohort, some, loaded = e.cohort_size, e.alphas[:1], load(e)
     seeds = range(e.num_seeds)
-    many = settings(e, e.alphas, cohort)
-    starts = settings(e, e.alphas, max(1, cohort // 2))
-    one = settings(e, some, cohort)
+    many = settings(e, loaded, e.alphas, cohort)
+    starts = settings(e, loaded, e.alphas, cohort // 2)
+    one = settings(e, loaded, some, cohort)
 
     start = {"up_bits": 32, "down_bits": 32}
     table_1 = {
@@ -274,7 +276,7 @@ def make_studies(experiment: Experiment) -> dict[str, study.Study]:
         f"{n} inputs, {bits} bits": make["cfd"](
             num_public=n, up_bits=bits, down_bits=32, start="initial"
         )
-        for n in (*e.fewer, e.num_public)
+        for n in (e.fewer[0], e.num_public)
         for bits in (1, 4, 32)
     }
     few, last = e.fewer[0], _name(some[0])
