@@ -35,12 +35,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_core import check, random
+from fedjax_core import check, distillation, random
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.distillation import (
     LogitsFn,
-    distil,
-    logits_or_loss,
     predict,
     public_inputs,
     soft_loss,
@@ -53,7 +51,6 @@ from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
-    LocalWork,
     LossFn,
     Params,
     trained,
@@ -62,37 +59,26 @@ from fedjax_core.types import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of FedMD.
+class Config(distillation.Config):
+    """Hyper-parameters of FedMD, with those of `fedjax_core.distillation.Config`.
 
     Attributes:
       num_public: n, the first public inputs, which are labelled.
-      num_classes: K.
       average: what clients send, "logits" or "probabilities".
       joint: clients learn public labels beside their own data, a batch of each in every
         step, and not before.
       pretrain: in the first round what is agreed on are the public data's own labels,
         ``FederatedData.public["y"]``; otherwise nothing is.
-      client_lr: step size of the clients' SGD.
-      distil_lr: step size of Adam in distillation, if not `joint`.
-      work: local work per client and round.
-      public_work: epochs, or steps, of distillation, and their batch size.
     """
 
     num_public: int = 1000
-    num_classes: int = 10
     average: Literal["logits", "probabilities"] = "logits"
     joint: bool = False
     pretrain: bool = False
-    client_lr: float = 0.1
-    distil_lr: float = 1e-3
-    work: LocalWork = LocalWork()
-    public_work: LocalWork = LocalWork()
 
     def __post_init__(self):
-        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
-        check.positive_int(num_public=self.num_public, num_classes=self.num_classes)
-        check.instance(LocalWork, public_work=self.public_work)
+        super().__post_init__()
+        check.positive_int(num_public=self.num_public)
         check.one_of(("logits", "probabilities"), average=self.average)
 
 
@@ -105,14 +91,10 @@ class State(NamedTuple):
 
 
 def client_program(
-    config: Config,
-    loss_fn: LossFn,
-    logits: LogitsFn,
-    client_opt: optax.GradientTransformation,
-    distil_opt: optax.GradientTransformation,
+    config: Config, loss_fn: LossFn, plugs: distillation.Plugs
 ) -> ClientProgram:
     """One client, whose row is its model; shared is the public inputs and labels."""
-    local = local_sgd(loss_fn, client_opt)
+    local = local_sgd(loss_fn, plugs.client)
     soft = soft_loss(loss_fn, config.num_classes)
 
     def agreed(turn):
@@ -123,10 +105,9 @@ def client_program(
         if config.joint:
             return local.init(own, (), turn)
         key = random.stream(turn.key, "distil")
-        work = config.public_work
         params = lax.cond(
             agreed(turn),
-            lambda: distil(loss_fn, distil_opt, own, public, labels, key, work)[0],
+            lambda: plugs.distil(own, public, labels, key)[0],
             lambda: own,
         )
         return local.init(params, (), turn)
@@ -156,7 +137,7 @@ def client_program(
 
     def finish(received, carry, own, turn):
         del own, turn
-        said = predict(logits, carry.params, received[0])
+        said = predict(plugs.logits, carry.params, received[0])
         if config.average == "probabilities":
             said = jax.nn.softmax(said)
         metrics = {"train_loss": carry.train_loss}
@@ -183,11 +164,11 @@ def make(
         Config, config, loss_fn, client_optimizer=client_optimizer,
         distil_optimizer=distil_optimizer, reduce=reduce,
     )  # fmt: skip
-    client_opt = client_optimizer or optax.sgd(config.client_lr)
-    distil_opt = distil_optimizer or optax.adam(config.distil_lr)
+    plugs = distillation.plugs(
+        config, loss_fn, client_optimizer, distil_optimizer, logits
+    )
     reduce = reduce or mean("uniform")
-    logits = logits_or_loss(logits, loss_fn, config.num_classes)
-    client = client_program(config, loss_fn, logits, client_opt, distil_opt)
+    client = client_program(config, loss_fn, plugs)
     shape = (config.num_public, config.num_classes)
 
     def init(params, num_clients):
@@ -211,8 +192,8 @@ def make(
         labels = results.update.astype(jnp.float32)
         if config.average == "logits":
             labels = jax.nn.softmax(labels)
-        received = jnp.where(cohort.round > 0, cohort.client_mask.sum(), 0)
-        metrics = {"downlink_bytes": Bytes.of(num_bytes(labels)) * received}
+        receive = jnp.where(cohort.round > 0, cohort.client_mask.sum(), 0)
+        metrics = {"downlink_bytes": Bytes.of(num_bytes(labels)) * receive}
         new = State(state.params, labels, results.client_state)
         return new, results.metrics | metrics
 
@@ -225,11 +206,7 @@ def make(
         own_models=lambda state, row: {"personal": row},
         # Its row, before and after.
         client_bytes=lambda params: (
-            2 * num_bytes(params) + init_bytes(client_opt)(params)
+            2 * num_bytes(params) + init_bytes(plugs.client)(params)
         ),
-        parts={
-            "client_optimizer": "custom" if client_optimizer else "sgd",
-            "distil_optimizer": "custom" if distil_optimizer else "adam",
-            "reduce": reduce.name,
-        },
+        parts=plugs.names | {"reduce": reduce.name},
     )

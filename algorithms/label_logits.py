@@ -32,7 +32,7 @@ import optax
 
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.distillation import LogitsFn, ensemble, logits_or_loss, soft_loss
+from fedjax_core.distillation import LogitsFn, ensemble, logits_of_loss, soft_loss
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes, Mean
@@ -145,7 +145,7 @@ def make(
     """
     check_parts(Config, config, loss_fn, client_optimizer=client_optimizer)
     client_opt = client_optimizer or optax.sgd(config.client_lr)
-    logits = logits_or_loss(logits, loss_fn, config.num_classes)
+    logits = logits or logits_of_loss(loss_fn, config.num_classes)
     client = client_program(config, loss_fn, logits, client_opt)
 
     def init(params, num_clients):
@@ -160,8 +160,8 @@ def make(
         )
         held = results.update.count > 0
         new = ensemble(results.update).astype(jnp.float32)
-        receivers = jnp.where(cohort.round > 0, cohort.client_mask.sum(), 0)
-        metrics = {"downlink_bytes": Bytes.of(num_bytes(shared)) * receivers}
+        receive = jnp.where(cohort.round > 0, cohort.client_mask.sum(), 0)
+        metrics = {"downlink_bytes": Bytes.of(num_bytes(shared)) * receive}
         state = State(
             state.params,
             jnp.where(held, new, state.logits),

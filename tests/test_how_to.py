@@ -68,3 +68,14 @@ def test_compress_updates(capsys: pytest.CaptureFixture) -> None:
     assert 0 < up < 4 * 4 * 32 * 1510 / 40  # a share of 1 / 20 at 14 bits or less
     assert 0 < down < 4 * 4 * 32 * 1510 / 40
     assert names["result"].total("downlink_bytes") > 0
+
+
+def test_distil_models(capsys: pytest.CaptureFixture) -> None:
+    names = run_guide("distil-models.md")
+    assert capsys.readouterr().out
+    result = names["result"]
+    assert result.final("test_accuracy")[0] > 0.4
+    # Far below 32 bits for each of 10 classes.
+    each = result.train["uplink_bytes"] / result.train["valid_clients"]
+    assert each.max() < 4 * 500 / 8
+    assert result.train["downlink_bytes"][0, 0] == 0
