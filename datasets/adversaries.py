@@ -9,8 +9,6 @@ References:
 """
 
 import dataclasses
-from typing import Literal
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -25,7 +23,7 @@ MARK = "attacker"
 def adversaries(
     data: FederatedData,
     attacked: ArrayLike,
-    kind: Literal["clean", "label-flip", "noisy", "byzantine"],
+    kind: str,
     *,
     seed: int = 0,
 ) -> FederatedData:
@@ -42,7 +40,7 @@ def adversaries(
     Args:
       data: with ``x``, floats, and ``y``, ints. Not changed.
       attacked: [N] bool.
-      kind: one of them.
+      kind: one of `KINDS`.
       seed: int >= 0, of the noise.
 
     Raises:

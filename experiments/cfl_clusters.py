@@ -75,8 +75,8 @@ class Experiment:
     num_clients: int = 20
     num_clusters: int = 4
     points: int = 100
-    eps1: float = 0.15
-    eps2: float = 0.3
+    eps1: float = 0.06
+    eps2: float = 0.2
     rounds: int = 80
     kinds: tuple[str, ...] = KINDS
     all_clients: int = 100
