@@ -9,6 +9,7 @@ References:
 """
 
 import dataclasses
+
 import numpy as np
 from numpy.typing import ArrayLike
 
