@@ -5,7 +5,7 @@ clean. All kinds leave the same arrays, so that one program runs them.
 
 References:
   Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from Distributed
-  Data", TU Berlin 2021, section 6.7: 30 of 100 clients, and `KINDS`.
+  Data", TU Berlin 2021, chapter 6: 30 of 100 clients, and `KINDS`.
 """
 
 import dataclasses

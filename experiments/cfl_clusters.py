@@ -28,11 +28,22 @@ from fedjax_core.datasets import cifar, digits, mnist, partition
 from fedjax_core.datasets.adversaries import KINDS, adversaries
 from fedjax_core.experiments.report import band, check_each, panels, save, tabulate
 from fedjax_core.local import local_sgd
-from fedjax_core.robust.rules import trimmed_mean
+from fedjax_core.robust.rules import (
+    coordinate_median,
+    geometric_median,
+    krum,
+    trimmed_mean,
+)
 
 _PRINTED = {  # table 6.2, percent: byzantine, noisy, label-flip, clean
     "mnist": {"FL": (9.8, 96.9, 91.3, 97.5), "CFL": (93.19, 97.4, 97.4, 97.4)},
     "cifar10": {"FL": (10.0, 70.4, 40.1, 76.0), "CFL": (61.7, 74.6, 74.7, 75.3)},
+}
+_RULES = {  # of 30 % attackers
+    "trimmed mean": lambda n: trimmed_mean(0.3),
+    "coordinate median": lambda n: coordinate_median(),
+    "geometric median": lambda n: geometric_median(20),
+    "Krum": lambda n: krum(round(0.3 * n)),
 }
 _SPLITS = {
     "label swap": partition.label_swap,
@@ -57,6 +68,8 @@ class Experiment:
       eps2: and a member's at least as long.
       rounds: of "clusters".
       kinds: what adversaries do, of `datasets.adversaries.KINDS`.
+      rules: robust means to compare with, of "trimmed mean", "coordinate median",
+        "geometric median" and "Krum".
       all_clients: clients of "adversaries"; 30 % are some.
       few_points: examples of a client there.
       attack_rounds: rounds there.
@@ -79,6 +92,7 @@ class Experiment:
     eps2: float = 0.2
     rounds: int = 80
     kinds: tuple[str, ...] = KINDS
+    rules: tuple[str, ...] = ("coordinate median",)
     all_clients: int = 100
     few_points: int = 100
     attack_rounds: int = 40
@@ -99,6 +113,8 @@ class Experiment:
         check_each(check.positive_int, gap_points=self.gap_points)
         check_each(functools.partial(check.one_of, KINDS), kinds=self.kinds)
         check_each(functools.partial(check.one_of, _SPLITS), splits=self.splits)
+        for name in self.rules:
+            check.one_of(_RULES, rules=name)
         check.in_range(1, self.num_clients, num_clusters=self.num_clusters)
         check.in_range(10, np.inf, all_clients=self.all_clients)
         if list(self.gap_points) != sorted(set(self.gap_points)):
@@ -111,11 +127,12 @@ PRESETS = {
     "smoke": dataclasses.replace(
         _SMALL, num_seeds=2, rounds=4, eps1=1.0, eps2=0.0, hidden=8, all_clients=20,
         few_points=60, attack_rounds=4, gap_points=(10, 60), gap_rounds=4,
-        pair_rounds=6, splits=("label permutation",), kinds=("label-flip",),
+        pair_rounds=6, splits=("label permutation",), kinds=("label-flip",), rules=(),
     ),
     "digits": dataclasses.replace(_SMALL, hidden=400),
     "paper": Experiment(
-        hidden=200, rounds=200, few_points=600, attack_rounds=200, pair_rounds=1000
+        hidden=200, rounds=200, few_points=600, attack_rounds=200, pair_rounds=1000,
+        rules=tuple(_RULES),
     ),
 }  # fmt: skip
 
@@ -203,10 +220,6 @@ def _make_cfl(config, loss_fn):
     return cfl.make(config, loss_fn, program=_attackers)
 
 
-def _make_trimmed(config, loss_fn):
-    return _make_fedavg(config, loss_fn, trimmed_mean(0.3))
-
-
 def _attackers(loss_fn, optimizer):
     return by_mark(local_sgd(loss_fn, optimizer), random_update())
 
@@ -218,7 +231,12 @@ def adversaries_study(experiment: Experiment) -> study.Study:
     methods = {
         "FL": study.Method(make=_make_fedavg, config=average),
         "CFL": study.Method(make=_make_cfl, config=config),
-        "trimmed mean": study.Method(make=_make_trimmed, config=average),
+    } | {
+        name: study.Method(
+            make=functools.partial(_make_fedavg, reduce=_RULES[name](e.all_clients)),
+            config=average,
+        )
+        for name in e.rules
     }
     pool = some(load(e), e.all_clients * e.few_points)
     data = partition.iid(pool, e.all_clients)
