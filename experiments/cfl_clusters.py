@@ -384,10 +384,11 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
             ),
             (f"{setting}: gap of final clusters", "< 0", spread(last), seen(last < 0)),
         ]
-        for method, level_of in (("FedAvg", "0.2"), ("CFL", "0.6")):
-            text = f"about {level_of} (CIFAR-10, permuted)"
+        for method in outcomes["clusters"].study.methods:
+            paper = {"FedAvg": "about 0.2", "CFL": "about 0.6"}.get(method, "")
+            paper += " (CIFAR-10, permuted)" if paper else ""
             ours = spread(outcomes["clusters"].row(method, setting).values)
-            rows.append((f"{setting}: accuracy of {method}", text, ours, ""))
+            rows.append((f"{setting}: accuracy of {method}", paper, ours, ""))
     for kind in experiment.kinds:
         removed = train(outcomes["adversaries"], "CFL", kind, "removed_clients")
         until = [np.flatnonzero(r)[-1] + 1 if r.any() else 0 for r in removed]
