@@ -142,6 +142,7 @@ def make(
       transform: applied to every update before it is sent.
     """
     check_parts(Config, config, loss_fn, transform=transform)
+    check.instance(SharedMap, secret=secret or no_map())
     secret, transform = secret or no_map(), transform or identity()
     optimizer, nodes = optax.sgd(config.client_lr), 2 * config.max_clusters - 1
     local = in_cluster(program(loss_fn, optimizer), secret)
@@ -204,7 +205,8 @@ def make(
         if "cluster" in cohort.public:
             truth = cohort.public["cluster"][cohort.client_id]
             gap = separation(seen.similarity, truth, cluster, nodes).gap
-            metrics["gap"] = jnp.where(jnp.isfinite(gap), gap, -jnp.inf).max()
+            widest = gap.max()
+            metrics["gap"] = jnp.where(jnp.isfinite(widest), widest, jnp.nan)
         root = jax.tree.map(lambda m: m[0], models)
         new = State(root, models, tree, state.secret, results.client_state)
         return new, metrics

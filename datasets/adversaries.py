@@ -5,11 +5,10 @@ clean. All kinds leave the same arrays, so that one program runs them.
 
 References:
   Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from Distributed
-  Data", TU Berlin 2021, section 6.7: 30 of 100 clients, and `KINDS`.
+  Data", TU Berlin 2021, chapter 6: 30 of 100 clients, and `KINDS`.
 """
 
 import dataclasses
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +24,7 @@ MARK = "attacker"
 def adversaries(
     data: FederatedData,
     attacked: ArrayLike,
-    kind: Literal["clean", "label-flip", "noisy", "byzantine"],
+    kind: str,
     *,
     seed: int = 0,
 ) -> FederatedData:
@@ -42,7 +41,7 @@ def adversaries(
     Args:
       data: with ``x``, floats, and ``y``, ints. Not changed.
       attacked: [N] bool.
-      kind: one of them.
+      kind: one of `KINDS`.
       seed: int >= 0, of the noise.
 
     Raises:

@@ -74,8 +74,8 @@ def two_groups(
         flipped = kind != "congruent" and group[k] == 1
         return {"x": x.astype(np.float32), "y": (above ^ flipped).astype(np.int32)}
 
-    splits = [[client(k) for k in range(num_clients)] for _ in range(2)]
-    return Clustered(FederatedData.from_lists(*splits), group)
+    train, test = ([client(k) for k in range(num_clients)] for _ in range(2))
+    return Clustered(FederatedData.from_lists(train, test), group)
 
 
 def random_gradients(

@@ -54,7 +54,7 @@ def random_update(sigma: jax.Array | float = 1.0) -> Attack:
     """Sends normal noise of standard deviation `sigma` instead of the truth.
 
     The Byzantine clients of Sattler, "Concepts for Efficient, Adaptive and Robust Deep
-    Learning from Distributed Data", TU Berlin 2021, section 6.7.
+    Learning from Distributed Data", TU Berlin 2021, chapter 6.
     """
     noise = add_noise(sigma)
     return lambda message, key: noise(jax.tree.map(jnp.zeros_like, message), key)

@@ -62,7 +62,7 @@ def worth_splitting(
 
     References:
       Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", TU Berlin 2021, (6.27) to (6.34).
+      Distributed Data", TU Berlin 2021, section on when to split.
     """
     apart = seen.cross < alpha_threshold(gamma_max)
     apart &= seen.max_norm >= eps2

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_core import check
+from fedjax_core import check, random
 from fedjax_core.types import Params, PyTree
 
 
@@ -54,7 +54,7 @@ def permutation(seed: int) -> SharedMap:
 
     def init(params):
         size = ravel_pytree(params)[0].size
-        return jax.random.permutation(jax.random.key(seed), size)
+        return jax.random.permutation(random.seed_key(seed), size)
 
     def apply(order, tree):
         return _on_coordinates(lambda x: x[order], tree)
@@ -77,7 +77,7 @@ def reflection(seed: int) -> SharedMap:
 
     def init(params):
         flat = ravel_pytree(params)[0]
-        v = jax.random.normal(jax.random.key(seed), flat.shape, flat.dtype)
+        v = jax.random.normal(random.seed_key(seed), flat.shape, flat.dtype)
         return v / jnp.linalg.norm(v)
 
     def apply(v, tree):

@@ -37,7 +37,7 @@ def similarity(updates: PyTree, block: int = _BLOCK) -> jax.Array:
       ValueError: no leaves, or block < 1.
 
     References:
-      Sattler, Müller and Samek, "Clustered Federated Learning", IEEE TNNLS 2021, (7).
+      Sattler, Müller and Samek, "Clustered Federated Learning", IEEE TNNLS 2021.
     """
     size = row_norms(updates, block)
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1), 0)

@@ -11,6 +11,8 @@ References:
   Data", TU Berlin 2021, Theorem 3, Corollary 2 and Lemmas 5 to 7.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -94,10 +96,10 @@ def tolerated_noise(num_distributions: ArrayLike) -> np.ndarray:
     return np.sin(np.pi / 4 / (np.asarray(num_distributions, np.float64) - 1))
 
 
-def alpha_threshold(gamma_max: ArrayLike) -> ArrayLike:
+def alpha_threshold(gamma_max: Any) -> Any:
     r"""The similarity that noise up to `gamma_max` leaves within a distribution.
 
     :math:`H(\gamma_i, \gamma_j) \ge 1 - 2 \gamma_{max}^2`: what is cut below it are two
-    distributions. 0.7 gives 0.02.
+    distributions. 0.7 gives 0.02. Numbers may be traced.
     """
-    return 1 - 2 * gamma_max**2  # type: ignore[operator]
+    return 1 - 2 * gamma_max**2

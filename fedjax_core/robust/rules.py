@@ -24,7 +24,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows, is_known, wide
+from fedjax_core.arrays import along_rows, flat_rows, is_known, norms, wide
 from fedjax_core.reduce import Cast, Reduction, stack
 from fedjax_core.robust.median import weiszfeld
 from fedjax_core.types import PyTree
@@ -210,6 +210,64 @@ def geometric_median(iterations: int = 100) -> Reduction:
         return weiszfeld(updates, cast.valid, iterations)
 
     return stack(finish)._replace(name=f"geometric_median({iterations})")
+
+
+def coordinate_median() -> Reduction:
+    """The median of valid clients in every coordinate, of two in the middle their mean.
+
+    Zero when no client counts.
+
+    References:
+      Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+      Rates", ICML 2018, Definition 1.
+    """
+
+    def finish(updates: PyTree, cast: Cast) -> PyTree:
+        n = cast.valid.sum()
+
+        def one(x: jax.Array) -> jax.Array:
+            ordered = jnp.sort(_with_largest(x, cast.valid), axis=0)
+            low, high = (ordered[jnp.maximum(k, 0)] for k in ((n - 1) // 2, n // 2))
+            return jnp.where(n > 0, low + (high - low) / 2, 0)
+
+        return jax.tree.map(one, updates)
+
+    return stack(finish)._replace(name="coordinate_median")
+
+
+def krum(num_attackers: int) -> Reduction:
+    r"""The update that is closest to most others.
+
+    Of n valid clients with f attackers among them, the one whose squared distances to
+    its n - f - 2 nearest others have the smallest sum. It is NaN, which ends the run,
+    in a round with fewer than f + 3; zero when no client counts.
+
+    Args:
+      num_attackers: f >= 0. What is proven needs n > 2 f + 2.
+
+    References:
+      Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+      Descent", NeurIPS 2017, section 4.
+    """
+    check.non_negative(num_attackers=num_attackers)
+
+    def finish(updates: PyTree, cast: Cast) -> PyTree:
+        flat = [wide(flat_rows(x)) for x in jax.tree.leaves(updates)]
+        valid, n = cast.valid, cast.valid.sum()
+
+        def score(i: jax.Array) -> jax.Array:
+            square = sum(jnp.square(norms(x - x[i][None])) for x in flat)
+            others = valid & (jnp.arange(len(valid)) != i)
+            nearest = jnp.sort(jnp.where(others, square, jnp.inf))
+            near = jnp.arange(len(valid)) < n - num_attackers - 2
+            return jnp.where(near, nearest, 0).sum()
+
+        scores = lax.map(score, jnp.arange(len(valid)))
+        best = jnp.where(valid, scores, jnp.inf).argmin()
+        few = (n > 0) & (n < num_attackers + 3)
+        return jax.tree.map(lambda x: jnp.where(few, jnp.nan, wide(x)[best]), updates)
+
+    return stack(finish)._replace(name=f"krum({num_attackers})")
 
 
 def require_int(b: Any) -> None:

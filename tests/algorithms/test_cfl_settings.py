@@ -63,7 +63,7 @@ def test_the_gap_grows_with_the_data():
     algorithm = cfl.make(config, softmax_loss)
     step, gaps, norms = jax.jit(algorithm.round), [], []
     for k in range(3):
-        state = algorithm.init(params(), 60)
+        state, metrics = algorithm.init(params(), 60), {}
         ids = np.arange(20 * k, 20 * k + 20)
         for cohort in cohorts(ids, data.train, 60, rows=20 * 15):
             cohort = dataclasses.replace(cohort, public={"cluster": truth})

@@ -50,8 +50,8 @@ def test_rounds_match_the_paper_and_latecomers_join_the_nearest():
     late = np.array([1, 8])
     cohorts = plans([range(N)] * 3)
     cohorts[0] = cohorts[0].only(~np.isin(np.arange(N), late))
-    algorithm = one_shot_clustering.make(CONFIG, softmax_loss)
-    state, step = algorithm.init(PARAMS, N), jax.jit(algorithm.round)
+    algorithm: Any = one_shot_clustering.make(CONFIG, softmax_loss)
+    state, step, metrics = algorithm.init(PARAMS, N), jax.jit(algorithm.round), {}
     for cohort in cohorts:
         state, metrics = step(state, cohort, KEY)
     orders = orders_of(cohorts[1:])

@@ -1,5 +1,7 @@
 """Adversaries touch their own train examples, and nothing else changes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ RNG = np.random.default_rng(0)
 BAD = np.array([False, True, False, True, False])
 
 
-def make_clients(dtype=np.float32):
+def make_clients(dtype: Any = np.float32) -> Any:
     def client(n):
         x = (10 * RNG.uniform(size=(n, 4, 4))).astype(dtype)
         return {"x": x, "y": RNG.integers(1, 5, n).astype(np.uint8)}
@@ -22,7 +24,7 @@ def make_clients(dtype=np.float32):
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_attacked_change(kind):
     clean = make_clients()
-    data = adversaries(clean, BAD, kind, seed=3)
+    data: Any = adversaries(clean, BAD, kind, seed=3)
     assert data.client_ids == clean.client_ids
     rows = np.repeat(BAD, clean.train.sizes)
     for name in ("x", "y"):
@@ -55,7 +57,7 @@ def test_only_the_attacked_change(kind):
 def test_what_is_no_adversary_is_refused():
     data = make_clients()
     with pytest.raises(ValueError, match="kind must be one of 'clean'"):
-        adversaries(data, BAD, "evil")  # type: ignore[arg-type]
+        adversaries(data, BAD, "evil")
     with pytest.raises(ValueError, match=r"attacked must be bool of shape \(5,\)"):
         adversaries(data, [1, 3], "clean")
     with pytest.raises(TypeError, match="x must be floats"):

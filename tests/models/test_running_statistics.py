@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_core import Execution, FederatedData, LocalWork, models, server, simulate
 from fedjax_core.algorithms import (
+    cfl,
     fedavg,
     feddyn,
     fednova,
@@ -179,6 +180,10 @@ FIRST_ROUNDS = {
     "mimelite": (
         lambda loss: mimelite.make(mimelite.Config(**CONFIG, beta1=0.0), loss),
         (1.0, "uniform", 2),
+    ),
+    "cfl": (  # of one cluster
+        lambda loss: cfl.make(cfl.Config(**CONFIG, eps2=1e6), loss),
+        (1.0, "examples", 2),
     ),
     "qfedavg": (
         lambda loss: qfedavg.make(qfedavg.Config(**CONFIG, q=0.0), loss),

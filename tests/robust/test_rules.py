@@ -36,7 +36,9 @@ from fedjax_core.robust.rules import (
     average,
     clip_extremes,
     clipped_mean,
+    coordinate_median,
     geometric_median,
+    krum,
     suspects_among,
     trim_extremes,
     trimmed_mean,
@@ -252,6 +254,7 @@ def send_first_rows() -> ClientProgram:
 @jax.jit
 def reduce_all(cohort):
     rules = (clipped_mean(0.2), trimmed_mean(0.2), geometric_median())
+    rules += (coordinate_median(), krum(1), krum(3))
     return [
         map_clients(send_first_rows(), (), cohort, KEY, reduce=rule).update
         for rule in rules
@@ -285,6 +288,10 @@ def test_reductions_in_a_round(devices, outlier):
     r = np.linalg.norm(five[:4] - centre, axis=1).max()
     assert np.linalg.norm(got[2] - centre) <= r / math.sqrt(1 - 1 / 16) + 1e-5
     assert residual_of(x[:5], np.ones(5, np.float32), jnp.asarray(got[2])) < 1e-3
+    np.testing.assert_array_equal(got[3], np.median(x[:5], axis=0))
+    # Squared distances to two others: 25 + 20, 2 + 8, 2 + 2, 2 + 8, infinite.
+    np.testing.assert_array_equal(got[4], x[2])
+    assert np.isnan(got[5]).all(), "five are too few for three attackers"
 
 
 def test_reductions_name_themselves_and_check_their_arguments():
@@ -294,6 +301,9 @@ def test_reductions_name_themselves_and_check_their_arguments():
         clipped_mean(0.5)
     with pytest.raises(ValueError, match="iterations must be >= 1"):
         geometric_median(0)
+    assert krum(3).name == "krum(3)"
+    with pytest.raises(ValueError, match="num_attackers must be >= 0"):
+        krum(-1)
 
 
 @pytest.mark.parametrize("rule", [clip_extremes, trim_extremes])

@@ -1,0 +1,55 @@
+"""The studies of clustered learning end in pages, figures and a summary."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from fedjax_core.experiments import cfl_clusters
+
+
+def of_methods(make, names, experiment):
+    whole = make(experiment)
+    claims = [c for c in whole.claims if {c[0], c[1]} <= set(names)]
+    methods = {name: whole.methods[name] for name in names}
+    return dataclasses.replace(whole, methods=methods, claims=claims)
+
+
+def test_it_says_what_held_and_what_a_small_setting_cannot_show(
+    tmp_path, capsys, monkeypatch
+):
+    smoke = dataclasses.replace(
+        cfl_clusters.PRESETS["smoke"], rounds=2, attack_rounds=2, gap_points=(10,),
+        gap_rounds=2, pair_rounds=2, out=tmp_path,
+    )  # fmt: skip
+    for name, methods in (("clusters", ["CFL"]), ("adversaries", ["CFL", "FL"])):
+        make = cfl_clusters.STUDIES[name]
+        part = functools.partial(of_methods, make, methods)
+        monkeypatch.setitem(cfl_clusters.STUDIES, name, part)
+    cfl_clusters.main(smoke)
+    out = capsys.readouterr().out
+    page = (tmp_path / "summary.md").read_text("utf-8")
+    assert "undecided" in out  # two seeds decide nothing
+    for text in ("CFL > FL", "2 seeds decide no ordering", "byzantine clients stay"):
+        assert text in page
+    assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
+    for name in cfl_clusters.STUDIES:
+        assert (tmp_path / name / "report.html").exists()
+
+
+def test_printed_numbers_stand_beside_their_cells():
+    digits = dataclasses.replace(cfl_clusters.PRESETS["smoke"], kinds=("noisy",))
+    assert not cfl_clusters.adversaries_study(digits).printed
+    table = cfl_clusters._PRINTED["mnist"]
+    assert table["CFL"][0] - table["FL"][0] == pytest.approx(83.39)
+
+
+def test_impossible_experiments_are_refused():
+    for change, message in (
+        ({"gap_points": (20, 10)}, "gap_points must ascend"),
+        ({"kinds": ("evil",)}, "kinds must be one of"),
+        ({"num_clusters": 21}, "num_clusters must be in"),
+        ({"splits": ()}, "splits must not be empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cfl_clusters.Experiment(**change)  # type: ignore[arg-type]
