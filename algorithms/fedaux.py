@@ -111,9 +111,6 @@ def prepare(
 ) -> Certainty:
     """Scores of the public examples by every client, once before training.
 
-    Features are divided by the largest norm of a public one, and those of clients
-    clipped to it.
-
     Args:
       config: of the release.
       features: ``[n, ...] -> [n, H]``, see `fedjax_core.pretrain.features`.
@@ -124,8 +121,7 @@ def prepare(
     """
     own, mask = pad(on_features(features, data).train)
     against, asked = (features(np.asarray(x)) for x in (negatives, queries))
-    bound = np.linalg.norm(np.concatenate([against, asked]), axis=1).max()
-    return certainty(config, key, own["x"], mask, against, asked, float(bound))
+    return certainty(config, key, own["x"], mask, against, asked)
 
 
 def preparation_bytes(extractor: Params, width: int, negatives: int) -> tuple[int, int]:
