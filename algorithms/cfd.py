@@ -28,20 +28,19 @@ References:
 """
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, random
+from fedjax_core import check, distillation, random
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.compress.labels import soft_labels
+from fedjax_core.compress.labels import num_label_vectors, soft_labels
 from fedjax_core.distillation import (
     LogitsFn,
-    distil,
     labelling_clients,
-    logits_of_loss,
     predict,
     public_inputs,
 )
@@ -57,48 +56,37 @@ from fedjax_core.transform import (
     identity,
     with_transform,
 )
-from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn, Params
+from fedjax_core.types import Algorithm, ClientProgram, LossFn, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of CFD.
+class Config(distillation.Config):
+    r"""Hyper-parameters, with those of `fedjax_core.distillation.Config`.
 
     Attributes:
-      num_public: n, public inputs, all there are.
-      num_classes: K.
+      num_public: n, the first public inputs, which are labelled.
       up_bits: :math:`b_{up}` of a label, 1 to 16; 32 sends floats.
       down_bits: :math:`b_{down}`, likewise.
       delta: code what is quantised against the last labels of the same client.
       start: "dual" distillation; or clients start from their "previous" parameters,
         which they have only where all take part in every round; or from the "initial"
         ones.
-      client_lr: step size of the clients' SGD.
-      distil_lr: step size of Adam in distillation.
-      work: local work per client and round.
-      public_work: epochs, or steps, of distillation, and their batch size.
-      charge_first_download: count floats as received in the first round too, when there
-        are no labels and clients start from :math:`\theta_0`.
+      charge_first_download: count labels as received in the first round too, in a code
+        of fixed length, when there are none and clients start from :math:`\theta_0`.
     """
 
-    num_public: int
-    num_classes: int = 10
+    num_public: int = 1000
     up_bits: int = 1
     down_bits: int = 1
     delta: bool = False
     start: Literal["dual", "previous", "initial"] = "dual"
-    client_lr: float = 0.1
-    distil_lr: float = 1e-3
-    work: LocalWork = LocalWork()
-    public_work: LocalWork = LocalWork()
     charge_first_download: bool = False
 
     def __post_init__(self):
-        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
-        check.positive_int(num_public=self.num_public, num_classes=self.num_classes)
+        super().__post_init__()
+        check.positive_int(num_public=self.num_public)
         check.one_of((*range(1, 17), 32), up_bits=self.up_bits)
         check.one_of((*range(1, 17), 32), down_bits=self.down_bits)
-        check.instance(LocalWork, public_work=self.public_work)
         check.one_of(("dual", "previous", "initial"), start=self.start)
 
 
@@ -112,17 +100,23 @@ class State(NamedTuple):
     clients: Any  # [N, ...], last labels received and sent, 8 bits where they do
 
 
-def receiving(program: ClientProgram, down: Transform, charge: bool) -> ClientProgram:
-    """The program with labels received, third of what it is sent, counted as `down`."""
+def receiving(
+    program: ClientProgram, down: Transform, first_bits: int
+) -> ClientProgram:
+    """The program with labels received, third of what it is sent, counted as `down`.
+
+    `first_bits` is what is counted in the first round.
+    """
 
     def finish(received, carry, row, turn):
         update, _, metrics = program.finish(received, carry, (), turn)
         message = Message(received[2], jnp.float32(dense_bits(received[2])))
         sent, new = down.apply(message, row, random.stream(turn.key, "downlink"))
-        first = turn.round == 0
-        bits = jnp.where(first, message.bits if charge else 0, sent.bits)
+        bits, row = select(
+            turn.round == 0, (jnp.float32(first_bits), row), (sent.bits, new)
+        )
         metrics["received_bytes"] = Sum(bits / 8)
-        return update, select(first, row, new), metrics
+        return update, row, metrics
 
     return program._replace(finish=finish)
 
@@ -142,18 +136,22 @@ def make(
     """
     check_parts(
         Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, reduce=reduce, logits=logits,
+        distil_optimizer=distil_optimizer, reduce=reduce,
     )  # fmt: skip
-    client_opt = client_optimizer or optax.sgd(config.client_lr)
-    distil_opt = distil_optimizer or optax.adam(config.distil_lr)
+    plugs = distillation.plugs(
+        config, loss_fn, client_optimizer, distil_optimizer, logits
+    )
     reduce = reduce or mean("uniform")
-    logits = logits or logits_of_loss(loss_fn, config.num_classes)
     up, down = (
         identity() if bits == 32 else soft_labels(bits, delta=config.delta)
         for bits in (config.up_bits, config.down_bits)
     )
-    program = labelling_clients(loss_fn, client_opt, logits)
-    program = receiving(program, down, config.charge_first_download)
+    program = labelling_clients(loss_fn, plugs.client, plugs.logits)
+    of_label = 32.0 * config.num_classes
+    if config.down_bits < 32:
+        of_label = math.log2(num_label_vectors(config.down_bits, config.num_classes))
+    charged = config.num_public * config.charge_first_download
+    program = receiving(program, down, math.ceil(charged * of_label))
     client, dual = with_transform(program, up), config.start == "dual"
     nothing = jnp.zeros((config.num_public, config.num_classes), jnp.float32)
 
@@ -163,26 +161,25 @@ def make(
         return State(params, params if dual else (), initial, nothing, clients)
 
     def round(state, cohort, key):
-        public = public_inputs(cohort)
-        check.one_of((config.num_public,), public=len(public["x"]))
-
-        def learn(start, labels, name):
-            to = loss_fn, distil_opt, start, public, labels
-            return distil(*to, random.stream(key, name), config.public_work)
-
+        public = public_inputs(cohort, config.num_public)
+        public = {name: x[: config.num_public] for name, x in public.items()}
         shared = (state.student if dual else state.params, public, state.labels)
         results = map_clients(
             client, shared, cohort, key, reduce=reduce, client_state=state.clients
         )
         metrics, labels, params = dict(results.metrics), results.update, state.params
         if dual:
-            params, metrics["distil_loss"] = learn(params, labels, "server")
-            labels = jax.nn.softmax(predict(logits, params, public))
+            params, metrics["distil_loss"] = plugs.distil(
+                params, public, labels, random.stream(key, "server")
+            )
+            labels = jax.nn.softmax(predict(plugs.logits, params, public))
         message = Message(labels.astype(jnp.float32), jnp.float32(0))
         # As against nothing: what is sent is the same, however it is coded.
         sent, _ = down.apply(message, down.init(nothing), random.stream(key, "down"))
         start = state.params if config.start == "previous" else state.initial
-        student, loss = learn(start, sent.update, "clients")
+        student, loss = plugs.distil(
+            start, public, sent.update, random.stream(key, "clients")
+        )
         if not dual:
             params, student = student, ()
             metrics["distil_loss"] = loss
@@ -198,11 +195,7 @@ def make(
         round=round,
         # Labels as they are and as they are sent.
         client_bytes=lambda params: (
-            init_bytes(client_opt)(params) + 2 * num_bytes(nothing)
+            init_bytes(plugs.client)(params) + 2 * num_bytes(nothing)
         ),
-        parts={
-            "client_optimizer": "custom" if client_optimizer else "sgd",
-            "distil_optimizer": "custom" if distil_optimizer else "adam",
-            "reduce": reduce.name,
-        },
+        parts=plugs.names | {"reduce": reduce.name},
     )

@@ -28,15 +28,13 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, random
+from fedjax_core import check, distillation, random
 from fedjax_core.arrays import num_bytes
 from fedjax_core.distillation import (
     STRATEGIES,
     LogitsFn,
-    distil,
     informative,
     labelling_clients,
-    logits_of_loss,
     predict,
     public_inputs,
 )
@@ -44,20 +42,15 @@ from fedjax_core.local import init_bytes
 from fedjax_core.map import map_clients
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
-from fedjax_core.types import Algorithm, LocalWork, LossFn, Params
+from fedjax_core.types import Algorithm, LossFn, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of federated distillation.
+class Config(distillation.Config):
+    r"""Hyper-parameters, with those of `fedjax_core.distillation.Config`.
 
     Attributes:
       num_public: n, inputs that are labelled in a round, chosen by `select`.
-      num_classes: K.
-      client_lr: step size of the clients' SGD.
-      distil_lr: step size of Adam in distillation.
-      work: local work per client and round.
-      public_work: epochs, or steps, of distillation, and their batch size.
       distil_on: "clients" or the "server".
       start: distillation starts from its "previous" result, which clients have only
         where all take part in every round, or from the "initial" model.
@@ -67,21 +60,15 @@ class Config:
         are none and clients start from :math:`\theta_0`.
     """
 
-    num_public: int
-    num_classes: int = 10
-    client_lr: float = 0.1
-    distil_lr: float = 1e-3
-    work: LocalWork = LocalWork()
-    public_work: LocalWork = LocalWork()
+    num_public: int = 1000
     distil_on: Literal["clients", "server"] = "clients"
     start: Literal["previous", "initial"] = "initial"
     select: Literal["first", "random", "entropy", "certainty", "margin"] = "first"
     charge_first_download: bool = False
 
     def __post_init__(self):
-        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
-        check.positive_int(num_public=self.num_public, num_classes=self.num_classes)
-        check.instance(LocalWork, public_work=self.public_work)
+        super().__post_init__()
+        check.positive_int(num_public=self.num_public)
         check.one_of(("clients", "server"), distil_on=self.distil_on)
         check.one_of(("previous", "initial"), start=self.start)
         check.one_of(("first", *STRATEGIES), select=self.select)
@@ -116,14 +103,14 @@ def make(
     """
     check_parts(
         Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, reduce=reduce, logits=logits,
+        distil_optimizer=distil_optimizer, reduce=reduce,
     )  # fmt: skip
-    client_opt = client_optimizer or optax.sgd(config.client_lr)
-    distil_opt = distil_optimizer or optax.adam(config.distil_lr)
+    plugs = distillation.plugs(
+        config, loss_fn, client_optimizer, distil_optimizer, logits
+    )
     reduce = reduce or mean("uniform")
-    logits = logits or logits_of_loss(loss_fn, config.num_classes)
-    client = labelling_clients(loss_fn, client_opt, logits)
-    n, label_bytes = config.num_public, 4.0 * config.num_public * config.num_classes
+    client = labelling_clients(loss_fn, plugs.client, plugs.logits)
+    n = config.num_public
 
     def init(params, num_clients):
         del num_clients
@@ -133,29 +120,22 @@ def make(
         public, rows = public_inputs(cohort, n), jnp.arange(n)
         if config.select != "first":
             by, choice = config.select, random.stream(key, "select")
-            rows = informative(predict(logits, state.params, public), n, by, choice)
+            rows = informative(
+                predict(plugs.logits, state.params, public), n, by, choice
+            )
         public = {name: x[rows] for name, x in public.items()}
         shared = (state.params, public)
         results = map_clients(client, shared, cohort, key, reduce=reduce)
         start = state.initial if config.start == "initial" else state.params
-        params, loss = distil(
-            loss_fn,
-            distil_opt,
-            start,
-            public,
-            results.update,
-            random.stream(key, "distil"),
-            config.public_work,
+        params, loss = plugs.distil(
+            start, public, results.update, random.stream(key, "distil")
         )
-        if config.distil_on == "server":
-            received = num_bytes(params)
-        else:
-            sent = config.charge_first_download | (cohort.round > 0)
-            received = jnp.where(sent, label_bytes, 0)
-        metrics = {
-            "distil_loss": loss,
-            "downlink_bytes": jnp.float32(received) * cohort.client_mask.sum(),
-        }
+        size, receive = num_bytes(params), cohort.client_mask.sum()
+        if config.distil_on == "clients":
+            size = 4 * n * config.num_classes
+            if not config.charge_first_download:
+                receive = jnp.where(cohort.round > 0, receive, 0)
+        metrics = {"distil_loss": loss, "downlink_bytes": jnp.float32(size) * receive}
         return state._replace(params=params), results.metrics | metrics
 
     return Algorithm(
@@ -164,10 +144,8 @@ def make(
         work=config.work,
         init=init,
         round=round,
-        client_bytes=lambda params: init_bytes(client_opt)(params) + int(label_bytes),
-        parts={
-            "client_optimizer": "custom" if client_optimizer else "sgd",
-            "distil_optimizer": "custom" if distil_optimizer else "adam",
-            "reduce": reduce.name,
-        },
+        client_bytes=lambda params: (
+            init_bytes(plugs.client)(params) + 4 * n * config.num_classes
+        ),
+        parts=plugs.names | {"reduce": reduce.name},
     )

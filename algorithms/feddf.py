@@ -22,14 +22,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, random, server
+from fedjax_core import check, distillation, random, server
 from fedjax_core.arrays import num_bytes
 from fedjax_core.distillation import (
     Examples,
     LogitsFn,
-    distil,
     ensemble,
-    logits_of_loss,
     predict,
     public_inputs,
     weighted,
@@ -42,7 +40,6 @@ from fedjax_core.reduce import Reduction, mean, total
 from fedjax_core.types import (
     Algorithm,
     Key,
-    LocalWork,
     LossFn,
     Params,
     PyTree,
@@ -51,29 +48,17 @@ from fedjax_core.types import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of FedDF.
+class Config(distillation.Config):
+    """Hyper-parameters of FedDF, with those of `fedjax_core.distillation.Config`.
 
     Attributes:
-      num_classes: K.
-      client_lr: step size of the clients' SGD.
-      distil_lr: step size of Adam in distillation.
-      work: local work per client and round.
-      public_work: epochs, or steps, of distillation, and their batch size.
       weights: of the mean of models, "examples" or "uniform".
     """
 
-    num_classes: int = 10
-    client_lr: float = 0.1
-    distil_lr: float = 1e-3
-    work: LocalWork = LocalWork()
-    public_work: LocalWork = LocalWork()
     weights: Literal["examples", "uniform"] = "examples"
 
     def __post_init__(self):
-        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
-        check.positive_int(num_classes=self.num_classes)
-        check.instance(LocalWork, public_work=self.public_work)
+        super().__post_init__()
         check.one_of(("examples", "uniform"), weights=self.weights)
 
 
@@ -132,12 +117,13 @@ def make(
     """
     check_parts(
         Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, logits=logits,
+        distil_optimizer=distil_optimizer,
     )  # fmt: skip
-    client_opt = client_optimizer or optax.sgd(config.client_lr)
-    distil_opt = distil_optimizer or optax.adam(config.distil_lr)
-    taught = teacher(logits or logits_of_loss(loss_fn, config.num_classes))
-    client = with_outputs(local_sgd(loss_fn, client_opt), taught.says)
+    plugs = distillation.plugs(
+        config, loss_fn, client_optimizer, distil_optimizer, logits
+    )
+    taught = teacher(plugs.logits)
+    client = with_outputs(local_sgd(loss_fn, plugs.client), taught.says)
     reduce = {"update": mean(config.weights), "outputs": taught.reduce}
 
     def init(params, num_clients):
@@ -149,20 +135,14 @@ def make(
         results = map_clients(client, shared, cohort, key, reduce=reduce)
         update, outputs = results.update["update"], results.update["outputs"]
         center = server.move(state.params, trained(update), update)
-        params, loss = distil(
-            loss_fn,
-            distil_opt,
-            center,
-            public,
-            taught.labels(
-                outputs, update, center, public, random.stream(key, "teacher")
-            ),
-            random.stream(key, "distil"),
-            config.public_work,
-            average=average,
+        labels = taught.labels(
+            outputs, update, center, public, random.stream(key, "teacher")
         )
-        sent = jnp.float32(num_bytes(state.params)) * cohort.client_mask.sum()
-        metrics = {"distil_loss": loss, "downlink_bytes": sent}
+        params, loss = plugs.distil(
+            center, public, labels, random.stream(key, "distil"), average=average
+        )
+        receive, size = cohort.client_mask.sum(), num_bytes(state.params)
+        metrics = {"distil_loss": loss, "downlink_bytes": jnp.float32(size) * receive}
         return State(params), results.metrics | metrics
 
     return Algorithm(
@@ -172,9 +152,8 @@ def make(
         init=init,
         round=round,
         # Outputs are few; a model's squares are another model.
-        client_bytes=lambda params: init_bytes(client_opt)(params) + num_bytes(params),
-        parts={
-            "client_optimizer": "custom" if client_optimizer else "sgd",
-            "distil_optimizer": "custom" if distil_optimizer else "adam",
-        },
+        client_bytes=lambda params: (
+            init_bytes(plugs.client)(params) + num_bytes(params)
+        ),
+        parts=plugs.names,
     )

@@ -20,6 +20,7 @@ from fedjax_core.run_dir import last_evaluations
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
     "book_exercises": "exercises of Jung's book, the right numbers beside ours",
+    "cfd_tables": "federated distillation in few bits: Sattler's tables (needs files)",
     "fedaux_tables": "ensembles weighted by private certainties: FedAUX and others",
     "fmi_weather": "tomorrow's weather at 200 stations: alone, over a network, as one",
     "gtvmin_demo": "clustered regression on a network: alone, by GTVMin, by oracle",

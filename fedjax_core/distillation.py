@@ -21,8 +21,9 @@ References:
   Robust Model Fusion in Federated Learning", NeurIPS 2020.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,31 @@ from fedjax_core.types import (
     Stateful,
     trained,
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Hyper-parameters that methods with distillation have in common.
+
+    Attributes:
+      num_classes: K.
+      client_lr: step size of the clients' SGD.
+      distil_lr: step size of Adam in distillation.
+      work: local work per client and round.
+      public_work: epochs, or steps, of distillation, and their batch size.
+    """
+
+    num_classes: int = 10
+    client_lr: float = 0.1
+    distil_lr: float = 1e-3
+    work: LocalWork = LocalWork()
+    public_work: LocalWork = LocalWork()
+
+    def __post_init__(self):
+        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
+        check.positive_int(num_classes=self.num_classes)
+        check.instance(LocalWork, public_work=self.public_work)
+
 
 Examples = Mapping[str, ArrayLike]
 """Inputs of the public set, leaves ``[n, ...]``: what a loss reads besides "y"."""
@@ -145,6 +171,56 @@ def logits_of_model(model: Model) -> LogitsFn:
         return jax.nn.log_softmax(-wide(losses))
 
     return logits
+
+
+class Plugs(NamedTuple):
+    """What methods with distillation are built from besides config and loss.
+
+    Attributes:
+      client: optimiser of clients.
+      distil: ``(params, public, labels, key, **how) -> (params, loss)``, as `distil`.
+      logits: of a model.
+      names: for `Algorithm.parts`.
+    """
+
+    client: optax.GradientTransformation
+    distil: Callable[..., tuple[Params, jax.Array]]
+    logits: LogitsFn
+    names: dict[str, str]
+
+
+def plugs(
+    config: Config,
+    loss_fn: LossFn,
+    client_optimizer: optax.GradientTransformation | None,
+    distil_optimizer: optax.GradientTransformation | None,
+    logits: LogitsFn | None,
+) -> Plugs:
+    """What is given, or SGD on clients, Adam in distillation and `logits_of_loss`.
+
+    Raises:
+      TypeError: `logits` is no function.
+    """
+    if logits is None:
+        logits = logits_of_loss(loss_fn, config.num_classes)
+    if not callable(logits):
+        raise TypeError(
+            f"logits must be a function, as logits_of_model(model) is, got {logits!r}."
+        )
+    optimizer = distil_optimizer or optax.adam(config.distil_lr)
+
+    def learn(
+        params: Params, examples: Examples, labels: jax.Array, key: Key, **how: Any
+    ) -> tuple[Params, jax.Array]:
+        work = config.public_work
+        return distil(loss_fn, optimizer, params, examples, labels, key, work, **how)
+
+    names = {
+        "client_optimizer": "custom" if client_optimizer else "sgd",
+        "distil_optimizer": "custom" if distil_optimizer else "adam",
+    }
+    client = client_optimizer or optax.sgd(config.client_lr)
+    return Plugs(client, learn, logits, names)
 
 
 def predict(

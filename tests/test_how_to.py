@@ -57,3 +57,14 @@ def test_run_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clipped = outcome.row("clipped at 0.1", "alpha 0.1")
     assert again.timed_rounds == 0
     assert again.series("test_accuracy")[1][:, -1].tolist() == clipped.values.tolist()
+
+
+def test_distil_models(capsys: pytest.CaptureFixture) -> None:
+    names = run_guide("distil-models.md")
+    assert capsys.readouterr().out
+    result = names["result"]
+    assert result.final("test_accuracy")[0] > 0.4
+    # Far below 32 bits for each of 10 classes.
+    each = result.train["uplink_bytes"] / result.train["valid_clients"]
+    assert each.max() < 4 * 500 / 8
+    assert result.train["downlink_bytes"][0, 0] == 0

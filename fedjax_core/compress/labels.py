@@ -47,11 +47,15 @@ def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
     levels, p = 2**bits - 1, wide(p)
     if p.shape[-1] < 2:
         raise ValueError(f"p must be of at least 2 classes, got shape {p.shape}.")
+    ties = jax.random.uniform(key, p.shape)
+    if bits == 1:
+        best = p == p.max(-1, keepdims=True)
+        chosen = jnp.where(best, ties, -1).argmax(-1)
+        return jax.nn.one_hot(chosen, p.shape[-1], dtype=p.dtype)
     scaled = levels * p
     # Numbers that rounding took just below whole ones count as whole.
     whole = jnp.floor(scaled + (1e-6 + levels * 2.0**-22))
     at = lax.broadcasted_iota(jnp.int32, p.shape, p.ndim - 1)
-    ties = jax.random.uniform(key, p.shape)
     # Sorted along, whole numbers are fixed: XLA may round a product that it works out
     # for each of its uses in another way each time, and sums would not add up.
     _, _, whole, place = lax.sort((whole - scaled, ties, whole, at), num_keys=2)
@@ -125,7 +129,8 @@ def soft_labels(bits: int, *, delta: bool = False) -> Transform:
                 each = flag + changed.mean() * each
         kept = labels.astype(previous.dtype) if delta else ()
         sent = sent.astype(message.update.dtype)
-        return Message(sent, jnp.float32(n * each)), kept
+        # A message has whole bits, but for what sums of logarithms are rounded.
+        return Message(sent, jnp.ceil(jnp.float32(n * each - 1e-3))), kept
 
     name = f"soft_labels({bits}{', delta' if delta else ''})"
     return Transform(init, apply, lambda bound: float("inf"), name)

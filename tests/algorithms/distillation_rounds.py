@@ -1,5 +1,6 @@
 """Distillation of a softmax regression in NumPy, float64, on the small population."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def learn(params, labels, x=X_PUBLIC, steps=3, lr=DISTIL_LR):
     return params
 
 
-def entropy(symbols) -> float:
-    """Bits of all symbols under their empirical distribution."""
+def entropy(symbols) -> int:
+    """Bits of all symbols under their empirical distribution, whole ones."""
     share = np.unique(symbols, return_counts=True)[1] / len(symbols)
-    return float(-len(symbols) * (share * np.log2(share)).sum())
+    return math.ceil(-len(symbols) * (share * np.log2(share)).sum() - 1e-3)

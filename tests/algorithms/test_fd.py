@@ -100,6 +100,8 @@ def test_what_is_missing_is_named():
     params = Stateful(PARAMS, jax.numpy.zeros(2))
     with pytest.raises(ValueError, match="logits must be given for a model with runn"):
         next(rounds(algorithm, COHORTS, public=PUBLIC, params=params))
+    with pytest.raises(TypeError, match=r"logits must be a function, as .* got 3"):
+        fd.make(fd.Config(), loss, logits=3)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

@@ -175,16 +175,3 @@ def test_preparation_costs_what_the_paper_prints():
     assert (down, up) == (24_576_000, 2048)
     model = jax.eval_shape(models.resnet8(100, norm="group").init, jax.random.key(0))
     assert fedaux.preparation_bytes(model, 512, 12_000)[0] - down == 19_797_648
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "error", "message"),
-    [
-        ("num_classes", 0, ValueError, "num_classes must be >= 1, got 0"),
-        ("distil_lr", 0.0, ValueError, "distil_lr must be > 0 and finite, got 0.0"),
-        ("public_work", None, TypeError, "public_work must be a LocalWork"),
-    ],
-)
-def test_a_config_names_what_is_wrong(field, value, error, message):
-    with pytest.raises(error, match=message):
-        dataclasses.replace(CONFIG, **{field: value})

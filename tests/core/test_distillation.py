@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from fedjax_core import (
     plan_round,
     total,
 )
+from fedjax_core.algorithms import cfd, fd, fedbe, feddf, fedmd, label_logits
 from fedjax_core.distillation import (
     distil,
     ensemble,
@@ -322,3 +324,28 @@ def test_outputs_that_overflow_are_excluded_and_outputs_alone_are_what_is_sent()
         assert results.metrics["excluded_clients"] == excluded
         assert results.metrics["uplink_bytes"] == (2 - excluded) * 4 * N_PUBLIC * K
     assert results.update.shape == (N_PUBLIC, K)
+
+
+METHODS: dict[str, Any] = {
+    "fd": (fd, {"num_public": 8}),
+    "cfd": (cfd, {"num_public": 8}),
+    "feddf": (feddf, {}),
+    "fedbe": (fedbe, {}),
+    "fedmd": (fedmd, {"num_public": 8}),
+    "label_logits": (label_logits, {}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_models_with_running_statistics(name):
+    module, config = METHODS[name]
+    model = models.classifier(Net(), (3,))
+    config = module.Config(num_classes=K, **config)
+    algorithm = module.make(config, model.loss, logits=logits_of_model(model))
+    cohort = plan_round([0, 2], TRAIN, algorithm.work, seed=0, round=0, public=PUBLIC)
+    state = algorithm.init(model.init(KEY), 8)
+    # Traced, not run: who averages statistics and who keeps them shows in shapes.
+    after, metrics = jax.eval_shape(algorithm.round, state, cohort, KEY)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    assert isinstance(after.params, Stateful)
+    assert metrics["downlink_bytes"].shape == ()

@@ -1,0 +1,443 @@
+"""Compressed federated distillation: tables and figures of Sattler's chapter 5, small.
+
+Table 5.1 (how clients start), table 5.2 (megabytes to a target accuracy) with figures
+5.3 and 5.6, figures 5.1 and 5.2 (how many public inputs, chosen how, in how many bits)
+and 5.4 (bits up and down). Clients hold digits of MNIST and the public set is USPS,
+digits of another post office; or both are parts of CIFAR-10, or of scikit-learn's
+digits, which need no files. One page shows printed numbers beside ours. Needs files,
+see --path.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+from rich.console import Console
+
+from fedjax_core import FederatedData, LocalWork, Result, check, models, study
+from fedjax_core.algorithms import cfd, fd, fedavg
+from fedjax_core.compress.labels import break_even_agreement, fit_power_law
+from fedjax_core.data.packed import Dataset
+from fedjax_core.datasets import cifar, digits, images, mnist, partition
+from fedjax_core.experiments.report import check_each, tabulate
+from fedjax_core.study_report import Table, markdown, tables, write
+
+PARTS = ("table 5.1", "table 5.2", "figure 5.1", "figure 5.2", "figure 5.4")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      data: "mnist" with USPS as public set, "cifar10" or "digits", of which a part is
+        public.
+      path: folder with mnist_by_writer.npz, usps.npz and cifar10_subset.npz, each in a
+        folder named as it is, without its ending.
+      num_train: labelled examples that clients share.
+      num_test: examples that models are tested on.
+      num_public: n, unlabelled examples of the public set.
+      fewer: smaller public sets that are tried.
+      num_clients: clients that share the training examples.
+      alphas: concentrations of the Dirichlet split; small means unlike clients.
+      targets: accuracy to reach, for each concentration.
+      cohort_size: clients per round, but for table 5.1, which has half as many.
+      rounds: rounds of every run.
+      local_epochs: epochs of a client in a round.
+      distil_epochs: epochs of distillation in a round.
+      lr: step size of Adam, on clients and in distillation; 0.001 in the paper.
+      num_seeds: independent runs of each method; fewer than five decide nothing.
+      parts: what is run, of "table 5.1", "table 5.2", "figure 5.1", "figure 5.2" and
+        "figure 5.4", which adds rows to table 5.2.
+      hidden: width of the hidden layer.
+      out: directory of studies and page; it goes on with what is there.
+    """
+
+    data: Literal["mnist", "cifar10", "digits"] = "mnist"
+    path: Path = Path("data")
+    num_train: int = 4000
+    num_test: int = 1000
+    num_public: int = 2000
+    fewer: tuple[int, ...] = (50, 400)
+    num_clients: int = 20
+    alphas: tuple[float, ...] = (100.0, 1.0, 0.1)
+    targets: tuple[float, ...] = (0.75, 0.7, 0.45)
+    cohort_size: int = 8
+    rounds: int = 12
+    local_epochs: int = 2
+    distil_epochs: int = 4
+    lr: float = 0.003
+    num_seeds: int = 5
+    parts: tuple[str, ...] = PARTS
+    hidden: int = 64
+    out: Path = Path("runs/cfd_tables")
+
+    def __post_init__(self):
+        check.one_of(("mnist", "cifar10", "digits"), data=self.data)
+        check_each(check.positive, alphas=self.alphas)
+        for part in self.parts:
+            check.one_of(PARTS, parts=part)
+        check_each(
+            functools.partial(check.in_range, 1, self.num_public), fewer=self.fewer
+        )
+        if len(self.targets) != len(self.alphas):
+            raise ValueError(
+                f"targets must be one for each of {len(self.alphas)} alphas, got "
+                f"{len(self.targets)}."
+            )
+        check.in_range(2, self.num_clients, cohort_size=self.cohort_size)
+        check.positive_int(rounds=self.rounds, num_seeds=self.num_seeds)
+
+
+PRESETS = {
+    "default": Experiment(),
+    "smoke": Experiment(
+        data="digits",
+        num_train=300,
+        num_test=200,
+        num_public=200,
+        fewer=(50,),
+        num_clients=10,
+        alphas=(0.1,),
+        targets=(0.12,),
+        cohort_size=4,
+        rounds=3,
+        distil_epochs=5,
+        num_seeds=2,
+        parts=("table 5.2",),
+        hidden=16,
+    ),
+    "paper": Experiment(
+        num_train=60_000,
+        num_test=10_000,
+        num_public=7291,
+        fewer=(100, 400, 1600, 6400),
+        targets=(0.95, 0.95, 0.85),
+        rounds=50,
+        local_epochs=1,
+        distil_epochs=1,
+        lr=0.001,
+        num_seeds=5,
+        hidden=200,
+    ),
+}
+
+# Accuracies of table 5.1 after 50 rounds: data -> method -> by concentration.
+PRINTED = {
+    "mnist": {
+        "init previous": {100: 0.981, 1: 0.979, 0.1: 0.926},
+        "init random": {100: 0.967, 1: 0.964, 0.1: 0.901},
+        "dual distillation": {100: 0.978, 1: 0.975, 0.1: 0.927},
+    },
+    "cifar10": {
+        "init previous": {100: 0.702, 1: 0.682, 0.1: 0.511},
+        "init random": {100: 0.685, 1: 0.660, 0.1: 0.482},
+        "dual distillation": {100: 0.749, 1: 0.724, 0.1: 0.561},
+    },
+}
+# Megabytes up and down in table 5.2, ResNet-18 on CIFAR-10: method -> by concentration.
+MEGABYTES = {
+    "FedAvg": {100: (760.3, 760.3), 1: (1028.7, 1028.7), 0.1: (1520.7, 1520.7)},
+    "FD": {100: (44.8, 44.8), 1: (48.0, 48.0), 0.1: (16.0, 16.0)},
+    "CFD-1-32": {100: (0.56, 54.4), 1: (0.37, 41.6), 0.1: (0.09, 22.4)},
+    "CFD-1-32 delta": {100: (0.40, 54.4), 1: (0.28, 41.6), 0.1: (0.08, 22.4)},
+    "CFD-1-1": {100: (1.36, 1.36), 1: (0.64, 0.72), 0.1: (0.52, 0.99)},
+    "CFD-1-1 delta": {100: (0.82, 0.39), 1: (0.43, 0.34), 0.1: (0.40, 0.92)},
+}
+LIMITS = """\
+What a setting this small can't show: the factor between FedAvg and distillation, which
+is the size of a model over that of its labels and grows with the model (ResNet-18 has
+200 times the parameters of ours); maximum accuracies after 50 rounds of deep nets; text
+(DistilBERT). Megabytes are those of one participant, summed over the rounds up to the
+target; a first download of labels is charged, as in the paper, though nobody needs it.
+Downloads with delta coding are coded against what the same client received last, so
+clients that miss rounds can read them. Local training and distillation both use Adam.
+"""
+
+
+def load(experiment: Experiment) -> tuple[Dataset, np.ndarray]:
+    """The labelled examples of clients, and public inputs, rows of pixels.
+
+    Both are random parts that stay the same whatever the seed of a run.
+    """
+    rng, path = np.random.default_rng(0), experiment.path
+    if experiment.data == "mnist":
+        whole = mnist.load(path / "mnist_by_writer")
+        file = path / "usps" / "usps.npz"
+        usps = images.from_npz(file, 10, (16, 16), (None, None)).train["x"]
+        # Twenty pixels in a frame of four, as MNIST's digits are.
+        large = jax.image.resize(usps, (len(usps), 20, 20, 1), "linear")
+        public = np.pad(np.asarray(large), ((0, 0), (4, 4), (4, 4), (0, 0)))
+        public = public[rng.permutation(len(public))[: experiment.num_public]]
+        rows = rng.permutation(len(whole.train["y"]))
+    else:
+        whole = (
+            cifar.load_cifar10(path / "cifar10_subset")
+            if experiment.data == "cifar10"
+            else digits.load()
+        )
+        rows = rng.permutation(len(whole.train["y"]))
+        public = whole.train["x"][rows[: experiment.num_public]]
+        rows = rows[experiment.num_public :]
+    train = {k: x[rows[: experiment.num_train]] for k, x in whole.train.items()}
+    rows = rng.permutation(len(whole.test["y"]))[: experiment.num_test]
+    test = {k: x[rows] for k, x in whole.test.items()}
+    for part in (train, test):
+        part["x"] = part["x"].reshape(len(part["x"]), -1)
+    return Dataset(train, test), public.reshape(len(public), -1)
+
+
+def settings(
+    experiment: Experiment,
+    loaded: tuple[Dataset, np.ndarray],
+    alphas: Sequence[float],
+    cohort_size: int,
+) -> dict[str, study.Setting]:
+    """A setting for each concentration."""
+    (whole, public), found = loaded, {}
+    for alpha in alphas:
+        data = partition.dirichlet_by_client(whole, experiment.num_clients, alpha)
+        data: FederatedData = dataclasses.replace(data, public={"x": public})
+        found[_name(alpha)] = study.Setting(
+            data=data,
+            model=models.mlp(public.shape[1], 10, hidden=(experiment.hidden,)),
+            rounds=experiment.rounds,
+            options={"cohort_size": cohort_size, "eval_every": 1},
+        )
+    return found
+
+
+def _name(alpha: float) -> str:
+    return f"concentration {alpha:g}"
+
+
+def methods(experiment: Experiment) -> dict[str, Any]:
+    """By name, ``(**config) -> Method``: all share work and optimisers."""
+    adam = optax.adam(experiment.lr)
+    work = LocalWork(batch_size=20, epochs=experiment.local_epochs)
+    public_work = LocalWork(batch_size=50, epochs=experiment.distil_epochs)
+    common = {
+        "num_public": experiment.num_public,
+        "work": work,
+        "public_work": public_work,
+        "distil_lr": experiment.lr,
+        "charge_first_download": True,
+    }
+
+    def of(module: Any, **fixed: Any) -> Any:
+        make = functools.partial(module.make, client_optimizer=adam)
+        return lambda **config: study.Method(
+            make=make, config=module.Config(**fixed | config)
+        )
+
+    return {
+        "fedavg": of(fedavg, work=work, weights="uniform"),
+        "fd": of(fd, **common),
+        "cfd": of(cfd, **common),
+    }
+
+
+def make_studies(experiment: Experiment) -> dict[str, study.Study]:
+    """The studies, by the table or figures that they are of."""
+    e, make = experiment, methods(experiment)
+    cohort, some, loaded = e.cohort_size, e.alphas[:1], load(e)
+    seeds = range(e.num_seeds)
+    many = settings(e, loaded, e.alphas, cohort)
+    starts = settings(e, loaded, e.alphas, cohort // 2)
+    one = settings(e, loaded, some, cohort)
+
+    start = {"up_bits": 32, "down_bits": 32}
+    table_1 = {
+        "init previous": make["cfd"](start="previous", **start),
+        "init random": make["cfd"](start="initial", **start),
+        "dual distillation": make["cfd"](start="dual", **start),
+    }
+    table_2 = {"FedAvg": make["fedavg"](), "FD": make["fd"]()} | {
+        f"CFD-{up}-{down}{' delta' * delta}": make["cfd"](
+            up_bits=up, down_bits=down, delta=delta
+        )
+        for up, down in ((1, 32), (1, 1), (32, 1), (32, 32))
+        if up == 1 or "figure 5.4" in e.parts
+        for delta in (False, True)[: 2 if up == 1 else 1]
+    }
+    chosen = {
+        f"{n} inputs, {by}": make["fd"](num_public=n, select=by)
+        for n in e.fewer
+        for by in ("random", "entropy", "certainty", "margin")
+        if n == e.fewer[0] or by in ("random", "entropy")
+    }
+    quantised = {
+        f"{n} inputs, {bits} bits": make["cfd"](
+            num_public=n, up_bits=bits, down_bits=32, start="initial"
+        )
+        for n in (e.fewer[0], e.num_public)
+        for bits in (1, 4, 32)
+    }
+    few, last = e.fewer[0], _name(some[0])
+    studies = {
+        "table 5.1": study.Study(
+            methods=table_1,
+            settings=starts,
+            seeds=seeds,
+            printed={
+                (method, _name(alpha)): values[alpha]
+                for method, values in PRINTED.get(e.data, {}).items()
+                for alpha in e.alphas
+                if alpha in values
+            },
+            claims=[
+                (better, "init random", _name(alpha))
+                for better in ("dual distillation", "init previous")
+                for alpha in e.alphas
+            ],
+        ),
+        "table 5.2": study.Study(methods=table_2, settings=many, seeds=seeds),
+        "figure 5.1": study.Study(
+            methods=chosen,
+            settings=one,
+            seeds=seeds,
+            claims=[
+                (f"{e.fewer[-1]} inputs, random", f"{few} inputs, {by}", last)
+                for by in ("random", "entropy", "certainty", "margin")
+                if len(e.fewer) > 1
+            ],
+        ),
+        "figure 5.2": study.Study(
+            methods=quantised,
+            settings=one,
+            seeds=seeds,
+            claims=[(f"{e.num_public} inputs, 1 bits", f"{few} inputs, 32 bits", last)],
+        ),
+    }
+    return {name: this for name, this in studies.items() if name in e.parts}
+
+
+def _megabytes(result: Result, name: str, until: np.ndarray) -> np.ndarray:
+    """What one participant sent or received up to a round, for each seed; ``[S]``."""
+    train = result.train
+    each = train[name].astype(np.float64) / np.maximum(train["valid_clients"], 1) / 1e6
+    total = each.cumsum(1)
+    last = np.clip(np.nan_to_num(until, nan=1).astype(int), 1, result.rounds) - 1
+    return np.where(np.isnan(until), np.nan, total[np.arange(len(total)), last])
+
+
+def to_target(experiment: Experiment, outcome: study.Outcome) -> list[Table]:
+    """Table 5.2: megabytes and rounds to the target, printed ones beside them."""
+    found = []
+    for alpha, target in zip(experiment.alphas, experiment.targets, strict=True):
+        rows = []
+        for row in outcome.rows:
+            if row.setting != _name(alpha) or row.result is None:
+                continue
+            when = row.result.time_to("test_accuracy", at_least=target)
+            there = f"{np.sum(~np.isnan(when))} of {len(when)}"
+            up, down = (
+                _megabytes(row.result, name, when)
+                for name in ("uplink_bytes", "downlink_bytes")
+            )
+            printed = MEGABYTES.get(row.method, {}).get(alpha)
+            best = row.result.series("test_accuracy")[1].max(1).mean()
+            cells = (_spread(up), _spread(down), _spread(when, ".3g"), there)
+            shown = " / ".join(map(str, printed)) if printed else ""
+            rows.append((row.method, *cells, shown, f"{best:.4f}"))
+        header = ("method", "MB up", "MB down", "rounds", "seeds that did")
+        header += ("printed up / down (ResNet-18)", "best accuracy")
+        title = f"Table 5.2: {_name(alpha)}, to an accuracy of {target:g}"
+        found.append(Table(title, header, rows))
+    return found
+
+
+def _spread(values: np.ndarray, form: str = ".4g") -> str:
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return "n.a."
+    spread = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
+    return f"{values.mean():{form}}{spread}"
+
+
+def entropies(experiment: Experiment, outcome: study.Outcome) -> Table:
+    """Figure 5.3: bits a label, of raw and of delta-coded uploads, and their decay."""
+    rows, n = [], experiment.num_public
+    for alpha in experiment.alphas:
+        for method in ("CFD-1-32", "CFD-1-32 delta"):
+            result = outcome.row(method, _name(alpha)).result
+            if result is None:
+                continue
+            sent = result.train["uplink_bytes"].astype(np.float64)
+            bits = (8 * sent / np.maximum(result.train["valid_clients"], 1) / n).mean(0)
+            c, d = fit_power_law(np.arange(1, len(bits) + 1), bits)
+            cells = (f"{bits[0]:.3f}", f"{bits[-1]:.3f}", f"{c:.2f} t^-{d:.3f}")
+            rows.append((f"{method}, {_name(alpha)}", *cells))
+    header = ("bits a label sent", "first round", "last round", "fit c t^-d")
+    even = f"{math.log2(10):.3f} bits at most; delta coding pays off from an agreement"
+    title = f"Figure 5.3: {even} of {break_even_agreement(10):.3f} on"
+    return Table(title, header, rows)
+
+
+def orderings(experiment: Experiment, outcome: study.Outcome) -> Table:
+    """The claims of table 5.2 that a small setting can decide, seed by seed."""
+    rows = []
+    for alpha, target in zip(experiment.alphas, experiment.targets, strict=True):
+
+        def cost(method, name, alpha=alpha, target=target):
+            result = outcome.row(method, _name(alpha)).result
+            if result is None:
+                return np.full(experiment.num_seeds, np.nan)
+            when = result.time_to("test_accuracy", at_least=target)
+            return _megabytes(result, name, when)
+
+        for cheap, dear, name in (
+            ("FD", "FedAvg", "uplink_bytes"),
+            ("CFD-1-32", "FD", "uplink_bytes"),
+            ("CFD-1-32 delta", "CFD-1-32", "uplink_bytes"),
+            ("CFD-1-1", "FD", "downlink_bytes"),
+            ("CFD-1-1 delta", "CFD-1-1", "downlink_bytes"),
+        ):
+            gap = np.log(cost(dear, name) / cost(cheap, name))
+            gap = gap[~np.isnan(gap)]
+            verdict = "undecided"
+            # Of five seeds all alike by chance: 1 in 32 each way.
+            if len(gap) >= 5 and (np.all(gap > 0) or np.all(gap < 0)):
+                verdict = "held" if gap[0] > 0 else "not held"
+            factor = f"x {np.exp(gap.mean()):.3g}" if len(gap) else "n.a."
+            what = f"{cheap} < {dear}, {name.partition('_')[0]}"
+            rows.append((what, _name(alpha), factor, verdict))
+    header = ("claim, < is cheaper", "setting", "saves", "verdict")
+    return Table("Claims of table 5.2 (all of at least 5 seeds alike)", header, rows)
+
+
+def main(experiment: Experiment) -> None:
+    """Runs the studies, prints their tables and writes one page of all."""
+    console, parts = Console(), [f"# Compressed federated distillation\n\n{LIMITS}"]
+    for name, this in make_studies(experiment).items():
+        outcome = study.run(this, experiment.out / name)
+        shown = tables(outcome)
+        parts.append(f"# {name.capitalize()}\n\n{markdown(outcome)}")
+        if name == "table 5.2":
+            extra = [
+                *to_target(experiment, outcome),
+                entropies(experiment, outcome),
+                orderings(experiment, outcome),
+            ]
+            shown = extra
+            parts += [_text(table) for table in extra]
+        for table in shown:
+            title = f"{name}: {table.title}"
+            console.print(tabulate(table.header, table.rows, title=title))
+        console.print(f"page of {name}: {write(outcome)}", highlight=False)
+    page = experiment.out / "cfd_tables.md"
+    page.write_text("\n".join(parts), "utf-8")
+    console.print(LIMITS, soft_wrap=True)
+    console.print(f"page: {page}", highlight=False)
+
+
+def _text(table: Table) -> str:
+    lines = [table.header, ["---"] * len(table.header), *table.rows]
+    body = [f"| {' | '.join(cells)} |" for cells in lines]
+    return "\n".join([f"## {table.title}", "", *body, ""])
