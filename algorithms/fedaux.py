@@ -37,15 +37,13 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from fedjax_core import check, random, server
+from fedjax_core import check, distillation, random, server
 from fedjax_core.arrays import num_bytes
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.data.padded import pad
 from fedjax_core.distillation import (
     LogitsFn,
-    distil,
     ensemble,
-    logits_of_loss,
     predict,
     public_inputs,
     weighted,
@@ -62,7 +60,6 @@ from fedjax_core.types import (
     Algorithm,
     ClientProgram,
     Key,
-    LocalWork,
     LossFn,
     Params,
     trained,
@@ -70,29 +67,15 @@ from fedjax_core.types import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of FedAUX.
+class Config(distillation.Config):
+    """Hyper-parameters of FedAUX, with those of `fedjax_core.distillation.Config`.
 
     Attributes:
-      num_classes: K.
-      client_lr: step size of the clients' SGD.
-      distil_lr: step size of the server's Adam.
-      work: local work per client and round.
-      public_work: the server's work on public data per round.
       scores: name of the table of scores among the server's data.
     """
 
-    num_classes: int = 10
-    client_lr: float = 0.1
     distil_lr: float = 5e-5
-    work: LocalWork = LocalWork(batch_size=32)
-    public_work: LocalWork = LocalWork(batch_size=128)
     scores: str = "scores"
-
-    def __post_init__(self):
-        check.positive_int(num_classes=self.num_classes)
-        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
-        check.instance(LocalWork, public_work=self.public_work)
 
 
 class State(NamedTuple):
@@ -111,9 +94,6 @@ def prepare(
 ) -> Certainty:
     """Scores of the public examples by every client, once before training.
 
-    Features are divided by the largest norm of a public one, and those of clients
-    clipped to it.
-
     Args:
       config: of the release.
       features: ``[n, ...] -> [n, H]``, see `fedjax_core.pretrain.features`.
@@ -124,8 +104,7 @@ def prepare(
     """
     own, mask = pad(on_features(features, data).train)
     against, asked = (features(np.asarray(x)) for x in (negatives, queries))
-    bound = np.linalg.norm(np.concatenate([against, asked]), axis=1).max()
-    return certainty(config, key, own["x"], mask, against, asked, float(bound))
+    return certainty(config, key, own["x"], mask, against, asked)
 
 
 def preparation_bytes(extractor: Params, width: int, negatives: int) -> tuple[int, int]:
@@ -174,7 +153,7 @@ def make(
         several,
         init=lambda params, num_clients: State(params),
         round=round,
-        client_bytes=init_bytes(client_optimizer or optax.sgd(config.client_lr)),
+        client_bytes=lambda params: several.client_bytes((params,)),
     )
 
 
@@ -190,24 +169,27 @@ def make_mixed(
 
     Arguments are those of `make`, one for each prototype.
     """
-    logits = logits or [logits_of_loss(f, config.num_classes) for f in losses]
-    for loss_fn, logits_fn in zip(losses, logits, strict=True):
+    parts = []
+    for loss_fn, logits_fn in zip(losses, logits or [None] * len(losses), strict=True):
         check_parts(
             Config, config, loss_fn, client_optimizer=client_optimizer,
-            distil_optimizer=distil_optimizer, logits=logits_fn,
+            distil_optimizer=distil_optimizer,
         )  # fmt: skip
-    client_opt = client_optimizer or optax.sgd(config.client_lr)
-    server_opt = distil_optimizer or optax.adam(config.distil_lr)
+        parts.append(
+            distillation.plugs(
+                config, loss_fn, client_optimizer, distil_optimizer, logits_fn
+            )
+        )
 
-    def client(loss_fn: LossFn, logits_fn: LogitsFn) -> ClientProgram:
+    def client(loss_fn: LossFn, plugs: distillation.Plugs) -> ClientProgram:
         def outputs(params, received):
             (_, inputs), scores = received
-            return weighted(predict(logits_fn, params, inputs), scores)
+            return weighted(predict(plugs.logits, params, inputs), scores)
 
-        local = local_sgd(loss_fn, client_opt)
+        local = local_sgd(loss_fn, plugs.client)
         return with_outputs(local, outputs, params=lambda received: received[0][0])
 
-    clients = list(map(client, losses, logits))
+    clients = list(map(client, losses, parts))
 
     def round(state, cohort, key):
         inputs, prototypes = public_inputs(cohort), range(len(clients))
@@ -232,14 +214,11 @@ def make_mixed(
         students, metrics = [], []
         for p in prototypes:
             update, params = passes[p].update["update"], state.params[p]
-            student, loss = distil(
-                losses[p],
-                server_opt,
+            student, loss = parts[p].distil(
                 server.move(params, trained(update), update),
                 inputs,
                 teacher,
                 random.stream(key, f"distil {p}" if p else "distil"),
-                config.public_work,
             )
             students.append(student)
             # Public data are the server's own: a client receives the model alone.
@@ -255,9 +234,6 @@ def make_mixed(
         work=config.work,
         init=lambda params, num_clients: State(tuple(params)),
         round=round,
-        client_bytes=lambda params: max(map(init_bytes(client_opt), params)),
-        parts={
-            "client_optimizer": "custom" if client_optimizer else "sgd",
-            "distil_optimizer": "custom" if distil_optimizer else "adam",
-        },
+        client_bytes=lambda params: max(map(init_bytes(parts[0].client), params)),
+        parts=parts[0].names,
     )

@@ -10,7 +10,7 @@ and --auxiliary; --preset digits does not.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,7 +34,6 @@ from fedjax_core import (
 from fedjax_core.algorithms import fedaux, fedavg, fedbe, feddf, fedprox
 from fedjax_core.data.padded import pad
 from fedjax_core.data.readers import npz
-from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.data.splits import split_public
 from fedjax_core.datasets import digits, images, partition
 from fedjax_core.distillation import logits_of_model
@@ -49,23 +48,23 @@ NAMES = ("FedAvg", "FedProx", "FedDF", "FedBE", "FedAvg+P", "FedProx+P", "FedDF+
 NAMES += ("FedBE+P", "FedAUX")
 
 # Of ResNet-8, 20 clients and 100 rounds, the best round in %; cohorts of 40 %.
-TABLE_71 = {
-    0.01: {"FedAvg": 23.6, "FedProx": 34.0, "FedDF": 27.8, "FedBE": 25.7,
-           "FedAvg+P": 32.1, "FedProx+P": 43.1, "FedDF+P": 39.3, "FedBE+P": 29.8,
-           "FedAUX": 71.2},
-    100.0: {"FedAvg": 82.2, "FedProx": 82.3, "FedDF": 81.4, "FedBE": 82.0,
-            "FedAvg+P": 89.5, "FedProx+P": 89.1, "FedDF+P": 88.9, "FedBE+P": 89.5,
-            "FedAUX": 89.0},
-}  # fmt: skip
+TABLE_71: dict[str, dict[str, float]] = {
+    "alpha 0.01": dict(
+        zip(NAMES, (23.6, 34.0, 27.8, 25.7, 32.1, 43.1, 39.3, 29.8, 71.2), strict=True)
+    ),
+    "alpha 100": dict(
+        zip(NAMES, (82.2, 82.3, 81.4, 82.0, 89.5, 89.1, 88.9, 89.5, 89.0), strict=True)
+    ),
+}
 # 40 clients; auxiliary data STL-10, and SVHN, which are digits for photographs.
 TABLE_72 = {"FedDF": (27.9, 28.1), "FedDF+P": (43.0, 29.6), "FedAUX": (76.8, 43.7)}
-# MobileNetV2, 100 clients, one round of 40 epochs, by concentration.
-TABLE_73 = {
-    0.01: {"FedAvg": 10.3, "FedProx": 11.6, "FedDF": 16.8, "FedAvg+P": 24.3,
-           "FedProx+P": 27.2, "FedDF+P": 46.7, "FedAUX": 64.8},
-    10.24: {"FedAvg": 30.5, "FedProx": 30.5, "FedDF": 40.4, "FedAvg+P": 69.9,
-            "FedProx+P": 70.0, "FedDF+P": 71.2, "FedAUX": 71.3},
-}  # fmt: skip
+# MobileNetV2, 100 clients, one round of 40 epochs.
+ONE_SHOT = ("FedAvg", "FedProx", "FedDF", "FedAvg+P", "FedProx+P", "FedDF+P", "FedAUX")
+TABLE_73: dict[str, dict[str, float]] = {
+    "alpha 0.01": dict(
+        zip(ONE_SHOT, (10.3, 11.6, 16.8, 24.3, 27.2, 46.7, 64.8), strict=True)
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,8 @@ class Experiment:
       size: height and width that images are brought to.
       model: "cnn" of two convolutions, or as in the paper.
       num_train: training images of all clients together, at most.
-      num_public: images to distil on, at most; all others are negatives.
+      num_public: images to distil on, at most, of 80 % of the server's.
+      num_negatives: of its other images, at most.
       num_clients: clients of all tables.
       alphas: concentrations of the split.
       cohort: share of the clients in a round.
@@ -88,6 +88,7 @@ class Experiment:
       one_shot_epochs: local epochs there.
       num_seeds: independent runs of each method.
       client_lr: of clients' Adam.
+      linear_lr: of it where heads alone are trained.
       distil_lr: of the server's.
       mu: of FedProx.
       certainty: how scores are released.
@@ -109,8 +110,9 @@ class Experiment:
     )
     size: int = 12
     model: Literal["cnn", "resnet8", "mobilenet_v2"] = "cnn"
-    num_train: int = 2000
+    num_train: int = 8000
     num_public: int = 1000
+    num_negatives: int = 1500
     num_clients: int = 20
     alphas: tuple[float, ...] = (0.01, 100.0)
     cohort: float = 0.4
@@ -118,20 +120,23 @@ class Experiment:
     one_shot_epochs: int = 40
     num_seeds: int = 5
     client_lr: float = 1e-3
+    linear_lr: float = 1e-2
     distil_lr: float = 1e-3
     mu: float = 0.01
     certainty: privacy.CertaintyConfig = dataclasses.field(
-        default_factory=privacy.CertaintyConfig
+        default_factory=lambda: privacy.CertaintyConfig(
+            regularisation=0.01, epsilon=1.0
+        )
     )
     epsilons: tuple[float, ...] = (0.0, 1.0, 0.1)
-    regularisations: tuple[float, ...] = (0.01, 0.1)
+    regularisations: tuple[float, ...] = (0.1, 0.01)
     pretraining: pretrain.Config = dataclasses.field(
         default_factory=lambda: pretrain.Config(
             projection=(64, 32), work=LocalWork(batch_size=256, epochs=20)
         )
     )
-    batch_size: int = 10
-    local_epochs: int = 3
+    batch_size: int = 20
+    local_epochs: int = 1
     public_batch_size: int = 32
     methods: tuple[str, ...] = NAMES
     tables: tuple[str, ...] = TABLES
@@ -142,8 +147,13 @@ class Experiment:
             size=self.size, num_clients=self.num_clients, rounds=self.rounds,
             num_seeds=self.num_seeds, one_shot_epochs=self.one_shot_epochs,
             num_train=self.num_train, num_public=self.num_public,
+            num_negatives=self.num_negatives,
         )  # fmt: skip
-        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
+        check.positive(
+            client_lr=self.client_lr,
+            linear_lr=self.linear_lr,
+            distil_lr=self.distil_lr,
+        )
         check.in_range(0, 1, cohort=self.cohort)
         for table in self.tables:
             check.one_of(TABLES, tables=table)
@@ -155,7 +165,8 @@ _DIGITS = Experiment(
     data=None,
     auxiliary=(),
     size=8,
-    certainty=privacy.CertaintyConfig(epsilon=None),
+    local_epochs=5,
+    certainty=privacy.CertaintyConfig(regularisation=1e-3, epsilon=None),
 )
 
 PRESETS = {
@@ -177,8 +188,7 @@ PRESETS = {
         data=Path("data/cifar10_subset/cifar10_subset.npz"),
         auxiliary=(),
         size=16,
-        num_train=2000,
-        num_public=1000,
+        local_epochs=2,
     ),
     "paper": Experiment(
         data=Path("data/cifar10/cifar10.npz"),
@@ -187,6 +197,9 @@ PRESETS = {
         model="resnet8",
         num_train=50_000,
         num_public=80_000,
+        num_negatives=20_000,
+        certainty=privacy.CertaintyConfig(mechanism="classical"),
+        regularisations=(1.0, 0.1, 0.01),
         rounds=100,
         num_seeds=3,
         batch_size=32,
@@ -202,58 +215,50 @@ PRESETS = {
 class Problem(NamedTuple):
     """What an experiment works on, once extractors are there."""
 
-    pool: Dataset
     negatives: np.ndarray
     public: np.ndarray
     model: Model
     head: str
     extractor: Any
+    populations: dict[str, FederatedData]  # by concentration, with public and scores
+    released: privacy.Certainty  # by the first of them
 
     def features(self, x: np.ndarray) -> np.ndarray:
         """Of the extractor."""
         return pretrain.features(self.model, self.head, self.extractor, x)
 
+    def certainty(
+        self, config: privacy.CertaintyConfig, data: FederatedData
+    ) -> privacy.Certainty:
+        """What clients release; their noise is the same but for its scale."""
+        known = self.negatives, self.public
+        return fedaux.prepare(config, self.features, data, *known, jax.random.key(1))
+
 
 def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
-    """The clients' pooled images, and the server's."""
+    """The clients' pooled images, and the server's of one source."""
     if experiment.data is None:
         pool = digits.load()
-        pool = Dataset(
-            *({**s, "x": s["x"].reshape(-1, 8, 8, 1)} for s in (pool.train, pool.test))
-        )
+        pool = _mapped(pool, lambda x: x.reshape(-1, 8, 8, 1))
     else:
-        pool = _labelled(experiment.data)
-    pool = Dataset(
-        *(
-            {**s, "x": _resized(s["x"], experiment.size)}
-            for s in (pool.train, pool.test)
-        )
-    )
+        shape = npz.read(experiment.data)["x_train"].shape[1:]
+        pool = images.from_npz(experiment.data, 10, shape, (None, None))
+    pool = _mapped(pool, lambda x: _resized(x, experiment.size))
     order = np.random.default_rng(0).permutation(len(pool.train["y"]))
     if experiment.auxiliary:
-        extra = _resized(_unlabelled(experiment.auxiliary[which]), experiment.size)
-        if extra.shape[3] != pool.train["x"].shape[3]:
-            raise DataFileError(
-                experiment.auxiliary[which],
-                "images",
-                f"expected {pool.train['x'].shape[3]} channels as in {experiment.data}"
-                f", found {extra.shape[3]}.",
-            )
-        own = order[: experiment.num_train]
+        arrays = npz.read(experiment.auxiliary[which])
+        extra = images.to_float(arrays["x" if "x" in arrays else "x_train"])
+        own, extra = order, _resized(extra, experiment.size)
     else:
-        half = len(order) // 2
-        own, extra = order[:half][: experiment.num_train], pool.train["x"][order[half:]]
+        own, rest = np.array_split(order, 2)
+        extra = pool.train["x"][rest]
+    own = own[: experiment.num_train]
     return pool._replace(train={k: v[own] for k, v in pool.train.items()}), extra
 
 
-def _labelled(path: Path) -> Dataset:
-    shape = npz.read(path)["x_train"].shape[1:]
-    return images.from_npz(path, 10, shape, (None, None))
-
-
-def _unlabelled(path: Path) -> np.ndarray:
-    arrays = npz.read(path)
-    return images.to_float(arrays["x" if "x" in arrays else "x_train"])
+def _mapped(pool: Dataset, function: Callable[[np.ndarray], np.ndarray]) -> Dataset:
+    splits = (pool.train, pool.test)
+    return Dataset(*({**split, "x": function(split["x"])} for split in splits))
 
 
 def _resized(x: np.ndarray, size: int) -> np.ndarray:
@@ -266,52 +271,39 @@ def _resized(x: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(resize(x))
 
 
-def make_model(
-    experiment: Experiment, channels: int, width: int = 16
-) -> tuple[Model, str]:
-    """A classifier of ten classes and the name of its head."""
-    image = (experiment.size, experiment.size, channels)
+def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Problem:
+    """Trains an extractor on all images of the server and scores those to distil on.
+
+    Args:
+      experiment: what to do.
+      which: of the server's sources.
+      width: channels of the small network.
+    """
+    pool, extra = load(experiment, which)
+    image = extra.shape[1:]
     if experiment.model == "cnn":
         module = models.CNN(10, ((width,), (2 * width,)), (64,), padding="SAME")
-        return models.classifier(module, image), "Dense_1"
-    make = models.resnet8 if experiment.model == "resnet8" else models.mobilenet_v2
-    return make(image=image), "Dense_0"
-
-
-def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Problem:
-    """Loads, splits the server's images and trains the extractor on all of them."""
-    pool, extra = load(experiment, which)
-    fraction = 1 - min(0.8, experiment.num_public / len(extra))
-    negatives, public = split_public({"x": extra}, fraction)
-    model, head = make_model(experiment, extra.shape[3], width)
-    photographs = extra.shape[3] == 3
+        model, head = models.classifier(module, image), "Dense_1"
+    else:
+        named = {"resnet8": models.resnet8, "mobilenet_v2": models.mobilenet_v2}
+        model, head = named[experiment.model](image=image), "Dense_0"
+    photographs = image[2] == 3
+    views = pretrain.Views(shift=max(1, image[0] // 8), flip=photographs)
     extractor, _ = pretrain.contrastive(
-        experiment.pretraining,
-        model,
-        head,
-        extra,
-        jax.random.key(0),
-        pretrain.Views(shift=max(1, experiment.size // 8), flip=photographs),
+        experiment.pretraining, model, head, extra, jax.random.key(0), views
     )
-    return Problem(pool, negatives["x"], public["x"], model, head, extractor)
-
-
-def population(
-    experiment: Experiment, problem: Problem, alpha: float
-) -> tuple[FederatedData, privacy.Certainty]:
-    """The clients' data, with public images and their scores, and the release."""
-    data = partition.alternating_dirichlet(problem.pool, experiment.num_clients, alpha)
-    released = certainty(experiment.certainty, problem, data)
-    public = {"x": problem.public, "scores": released.scores}
-    return dataclasses.replace(data, public=public), released
-
-
-def certainty(
-    config: privacy.CertaintyConfig, problem: Problem, data: FederatedData
-) -> privacy.Certainty:
-    """What clients release."""
-    known = problem.negatives, problem.public
-    return fedaux.prepare(config, problem.features, data, *known, jax.random.key(1))
+    fraction = 1 - min(0.8, experiment.num_public / len(extra))
+    negatives, public = (part["x"] for part in split_public({"x": extra}, fraction))
+    negatives = negatives[: experiment.num_negatives]
+    problem = Problem(negatives, public, model, head, extractor, {}, None)  # type: ignore[arg-type]
+    releases = []
+    for alpha in experiment.alphas:
+        data = partition.alternating_dirichlet(pool, experiment.num_clients, alpha)
+        releases.append(problem.certainty(experiment.certainty, data))
+        shared = {"x": public, "scores": releases[-1].scores}
+        data = dataclasses.replace(data, public=shared)
+        problem.populations[f"alpha {alpha:g}"] = data
+    return problem._replace(released=releases[0])
 
 
 def methods(
@@ -330,7 +322,8 @@ def methods(
     work = LocalWork(
         batch_size=experiment.batch_size, epochs=epochs or experiment.local_epochs
     )
-    common: dict[str, Any] = {"client_lr": experiment.client_lr, "work": work}
+    lr = experiment.client_lr if model is None else experiment.linear_lr
+    common: dict[str, Any] = {"client_lr": lr, "work": work}
     taught = common | {
         "distil_lr": experiment.distil_lr,
         "public_work": LocalWork(batch_size=experiment.public_batch_size),
@@ -367,7 +360,7 @@ def _study(
     populations: dict[str, FederatedData],
     model: Model,
     claims: Sequence[tuple[str, str]] = (),
-    printed: dict[str, dict[str, float]] | None = None,
+    printed: Mapping[str, Mapping[str, float]] | None = None,
     rounds: int | None = None,
     cohort: float | None = None,
 ) -> study.Study:
@@ -401,13 +394,8 @@ def _study(
     )
 
 
-def _by_alpha(
-    experiment: Experiment, problem: Problem, alphas: Sequence[float] | None = None
-) -> dict[str, FederatedData]:
-    return {
-        f"alpha {alpha:g}": population(experiment, problem, alpha)[0]
-        for alpha in alphas or experiment.alphas
-    }
+def _most_skewed(problem: Problem) -> dict[str, FederatedData]:
+    return dict(list(problem.populations.items())[:1])
 
 
 def table_71(experiment: Experiment, problem: Problem) -> study.Study:
@@ -415,24 +403,23 @@ def table_71(experiment: Experiment, problem: Problem) -> study.Study:
     return _study(
         experiment,
         methods(experiment, problem),
-        _by_alpha(experiment, problem),
+        problem.populations,
         problem.model,
         [("FedAvg+P", "FedAvg"), ("FedDF+P", "FedDF"), ("FedAUX", "FedDF+P"),
          ("FedAUX", "FedBE+P")],
-        {f"alpha {alpha:g}": column for alpha, column in TABLE_71.items()},
+        TABLE_71,
     )  # fmt: skip
 
 
 def table_73(experiment: Experiment, problem: Problem) -> study.Study:
     """One round of all clients and many epochs, by concentration."""
-    names = [name for name in NAMES if not name.startswith("FedBE")]
     return _study(
         experiment,
-        methods(experiment, problem, names, epochs=experiment.one_shot_epochs),
-        _by_alpha(experiment, problem),
+        methods(experiment, problem, ONE_SHOT, epochs=experiment.one_shot_epochs),
+        problem.populations,
         problem.model,
         [("FedDF+P", "FedDF"), ("FedDF", "FedAvg"), ("FedAUX", "FedDF+P")],
-        {f"alpha {alpha:g}": column for alpha, column in TABLE_73.items()},
+        TABLE_73,
         rounds=1,
         cohort=1.0,
     )
@@ -441,14 +428,13 @@ def table_73(experiment: Experiment, problem: Problem) -> study.Study:
 def table_72(experiment: Experiment, problem: Problem, which: int) -> study.Study:
     """FedDF and FedAUX by what the server holds."""
     printed = {k: v[which] for k, v in TABLE_72.items()} if which < 2 else {}
-    alphas = experiment.alphas[:1]
     return _study(
         experiment,
         methods(experiment, problem, list(TABLE_72)),
-        _by_alpha(experiment, problem, alphas),
+        _most_skewed(problem),
         problem.model,
         [("FedDF+P", "FedDF"), ("FedAUX", "FedDF+P")],
-        {f"alpha {alpha:g}": printed for alpha in alphas if alpha == 0.01},
+        {"alpha 0.01": printed},
     )
 
 
@@ -459,7 +445,7 @@ def _of_scores(
     claims: Sequence[tuple[str, str]] = (),
 ) -> study.Study:
     """FedAUX with several tables of scores, by name, on the most skewed clients."""
-    (name, data), *_ = _by_alpha(experiment, problem, experiment.alphas[:1]).items()
+    ((name, data),) = _most_skewed(problem).items()
     tables = score_all(data)
     data = dataclasses.replace(data, public={**data.public, **tables})
     (ours,) = methods(experiment, problem, ["FedAUX"]).values()
@@ -482,7 +468,7 @@ def figure_74(experiment: Experiment, problem: Problem) -> study.Study:
         own, mask = pad(pretrain.on_features(problem.features, data).train)
         known = [problem.features(x) for x in (problem.negatives, problem.public)]
         free = dataclasses.replace(experiment.certainty, epsilon=None)
-        return {"logistic": certainty(free, problem, data).scores} | {
+        return {"logistic": problem.certainty(free, data).scores} | {
             name: score(name, own["x"], mask, known[0], known[1]) for name in SCORERS
         }
 
@@ -496,13 +482,12 @@ def figure_77(experiment: Experiment, problem: Problem) -> study.Study:
     def score_all(data: FederatedData) -> dict[str, np.ndarray]:
         return {
             f"lambda {lam:g}, epsilon {epsilon:g}" if epsilon else f"lambda {lam:g}": (
-                certainty(
+                problem.certainty(
                     dataclasses.replace(
                         experiment.certainty,
                         regularisation=lam,
                         epsilon=epsilon or None,
                     ),
-                    problem,
                     data,
                 ).scores
             )
@@ -523,7 +508,7 @@ def figure_78(experiment: Experiment, problem: Problem) -> study.Study:
     """Linear evaluation: heads alone are trained, on features."""
     populations = {
         name: pretrain.on_features(problem.features, data)
-        for name, data in _by_alpha(experiment, problem).items()
+        for name, data in problem.populations.items()
     }
     width = problem.features(problem.public[:1]).shape[1]
     model = models.logistic_regression(width, 10)
@@ -539,10 +524,9 @@ def figure_78(experiment: Experiment, problem: Problem) -> study.Study:
 def figure_75(experiment: Experiment, problem: Problem) -> study.Study:
     """Two prototypes of half of the clients each, equal scores and certainties."""
     other = pretrained(experiment, width=8)
-    both, name = [problem, other], f"alpha {experiment.alphas[0]:g}, mixed"
-    parts = [population(experiment, one, experiment.alphas[0])[0] for one in both]
-    of = np.arange(experiment.num_clients) % 2
-    tables = np.stack([part.public["scores"] for part in parts])
+    both, of = [problem, other], np.arange(experiment.num_clients) % 2
+    ((name, data),) = _most_skewed(problem).items()
+    tables = np.stack([one.released.scores for one in both])
     public = {
         "x": problem.public,
         "prototype": of.astype(np.int32),
@@ -570,14 +554,14 @@ def figure_75(experiment: Experiment, problem: Problem) -> study.Study:
         )
         for table in ("FedAUX", "FedDF+P")
     }
-    data = dataclasses.replace(parts[0], public=public)
+    data = {f"{name}, mixed": dataclasses.replace(data, public=public)}
     model = as_one([one.model for one in both])
-    return _study(experiment, rows, {name: data}, model, [("FedAUX", "FedDF+P")])
+    return _study(experiment, rows, data, model, [("FedAUX", "FedDF+P")])
 
 
 def notes(experiment: Experiment, problem: Problem) -> list[str]:
     """What the numbers rest on, and what they can't show."""
-    data, released = population(experiment, problem, experiment.alphas[0])
+    (data,), released = _most_skewed(problem).values(), problem.released
     width = released.weights.shape[1]
     smallest = int(data.train.sizes.min()) + len(problem.negatives)
     down, up = fedaux.preparation_bytes(
@@ -615,7 +599,7 @@ def notes(experiment: Experiment, problem: Problem) -> list[str]:
 
 def audit(experiment: Experiment, problem: Problem, console: Console) -> None:
     """Draws what the best scored public images tell of a client's own."""
-    data, released = population(experiment, problem, experiment.alphas[0])
+    (data,), released = _most_skewed(problem).values(), problem.released
     mapped = pretrain.on_features(problem.features, data)
     client = int(data.train.sizes.argmax())
     own, h = data.train.client(client)["x"], mapped.train.client(client)["x"]
@@ -635,9 +619,8 @@ MAKERS = {"7.1": table_71, "7.3": table_73, "7.4": figure_74, "7.5": figure_75}
 MAKERS |= {"7.7": figure_77, "7.8": figure_78}
 
 
-def make_studies(experiment: Experiment) -> dict[str, study.Study]:
+def make_studies(experiment: Experiment, problem: Problem) -> dict[str, study.Study]:
     """The experiment's tables by name."""
-    problem = pretrained(experiment)
     made = {}
     for table in experiment.tables:
         if table != "7.2":
@@ -654,7 +637,7 @@ def main(experiment: Experiment) -> None:
     console, problem = Console(), pretrained(experiment)
     said = notes(experiment, problem)
     parts = ["# FedAUX, reduced\n", *(f"* {note}" for note in said), ""]
-    for name, this in make_studies(experiment).items():
+    for name, this in make_studies(experiment, problem).items():
         console.rule(name)
         where = experiment.out / name
         show_study(this, where)

@@ -18,6 +18,7 @@ References:
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ def nt_xent(z: jax.Array, mask: jax.Array, temperature: float = 0.5) -> jax.Arra
     return jax.nn.logsumexp(jnp.where(mask[:, None], near, 0.0), axis=1) - right
 
 
-def _with_features(model: Model, head: str, call: Callable[[], Any]) -> tuple[Any, Any]:
+def _with_features(head: str, call: Callable[[], Any]) -> tuple[Any, Any]:
     """The features of what `call` has a model of flax (linen) do, and its result."""
     caught = []
 
@@ -169,10 +170,10 @@ def features(
     Raises:
       ValueError: the network does not call a layer of that name once.
     """
-    some = jax.jit(_extractor(model, head))
     x = np.asarray(x)
     rows = np.resize(np.arange(len(x)), -(-len(x) // batch_size) * batch_size)
-    parts = [some(params, x[r]) for r in rows.reshape(-1, batch_size)]
+    batches = rows.reshape(-1, batch_size)
+    parts = [_extract(model.metrics, head, params, x[r]) for r in batches]
     return np.concatenate([np.asarray(p, np.float32) for p in parts])[: len(x)]
 
 
@@ -195,12 +196,10 @@ def on_features(
     return dataclasses.replace(mapped, public=public)
 
 
-def _extractor(model: Model, head: str) -> Callable[[Params, jax.Array], jax.Array]:
-    def extract(params: Params, x: jax.Array) -> jax.Array:
-        batch = {"x": x, "y": jnp.zeros(len(x), jnp.int32)}
-        return _with_features(model, head, lambda: model.metrics(params, batch))[0]
-
-    return extract
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _extract(metrics_fn: Any, head: str, params: Params, x: jax.Array) -> jax.Array:
+    batch = {"x": x, "y": jnp.zeros(len(x), jnp.int32)}
+    return _with_features(head, lambda: metrics_fn(params, batch))[0]
 
 
 def contrastive_loss(
@@ -221,7 +220,7 @@ def contrastive_loss(
             "example_mask": jnp.tile(batch["example_mask"], 2),
         }
         now = with_trained(params, own)
-        h, out = _with_features(model, head, lambda: model.loss(now, views, last))
+        h, out = _with_features(head, lambda: model.loss(now, views, last))
         z: Any = project.apply({"params": projection}, h)
         losses = nt_xent(z, views["example_mask"], config.temperature)
         losses = losses.reshape(2, -1).mean(0)
@@ -252,7 +251,8 @@ def contrastive(
       The model's parameters, and the mean loss over steps.
     """
     start, x = model.init(random.stream(key, "model")), jnp.asarray(x)
-    width = jax.eval_shape(_extractor(model, head), start, x[:1])
+    extract = functools.partial(_extract, model.metrics, head)
+    width = jax.eval_shape(extract, start, x[:1])
     project = _projection(config)
     drawn = jax.jit(project.init)(
         random.stream(key, "projection"), jnp.zeros(width.shape)

@@ -57,9 +57,10 @@ class CertaintyConfig:
       delta: in (0, 1).
       mechanism: "exact" adds the least noise that is enough, "classical" that of the
         textbook and of the paper, for epsilon < 1.
-      normaliser: what features are divided by. "public" is a bound known to all, to
-        which longer ones are clipped; "own_max" the largest norm among the client's
-        own and the negatives, as published, which is not private.
+      normaliser: what features are divided by. "public" is a quantile of the norms of
+        public features, to which longer ones are clipped; "own_max" the largest norm
+        among the client's own and the negatives, as published, which is not private.
+      quantile: in [0, 1], of "public"; 1 is the largest norm.
     """
 
     regularisation: float = 0.1
@@ -67,12 +68,14 @@ class CertaintyConfig:
     delta: float = 1e-5
     mechanism: Literal["exact", "classical"] = "exact"
     normaliser: Literal["public", "own_max"] = "public"
+    quantile: float = 0.5
 
     def __post_init__(self):
         check.positive(regularisation=self.regularisation)
         check.open_interval(0, 1, delta=self.delta)
         check.one_of(("exact", "classical"), mechanism=self.mechanism)
         check.one_of(("public", "own_max"), normaliser=self.normaliser)
+        check.in_range(0, 1, quantile=self.quantile)
         if self.epsilon is None:
             return
         sigma(self, 1)  # raises where epsilon is out of range
@@ -132,7 +135,8 @@ def sigma(config: CertaintyConfig, num_examples: int) -> float:
 def within(features: ArrayLike, bound: ArrayLike) -> jax.Array:
     r"""Features ``[..., H]`` with norms of at most 1: :math:`h / \max(B, |h|)`."""
     features = jnp.asarray(features)
-    return features / jnp.maximum(norms(features), bound)[..., None]
+    unit = jnp.maximum(norms(features), bound)[..., None]
+    return features / jnp.where(unit > 0, unit, 1)
 
 
 def minimise(
@@ -199,7 +203,6 @@ def certainty(
     mask: ArrayLike,
     negatives: ArrayLike,
     queries: ArrayLike,
-    bound: float,
 ) -> Certainty:
     """Releases w of every client and scores public examples with it.
 
@@ -210,14 +213,11 @@ def certainty(
       mask: ``[N, m]`` bool, which there are.
       negatives: ``[n, H]`` public features.
       queries: ``[q, H]`` public features to score.
-      bound: B > 0 of `within`, a number that does not depend on the clients' data: the
-        largest norm of public features, say. Not looked at with "own_max".
 
     Raises:
       ValueError: shapes that do not fit.
       ArithmeticError: a minimum that is not found, as of features that are not finite.
     """
-    check.positive(bound=bound)
     own, mask = np.asarray(own), np.asarray(mask, bool)
     negatives, queries = np.asarray(negatives), np.asarray(queries)
     shapes = [own.shape[:2], own.shape[2:], own.shape[2:]]
@@ -235,6 +235,8 @@ def certainty(
         if config.normaliser == "own_max":
             scale = jnp.maximum(norms(own).max(1), norms(negatives).max())
         else:
+            public = norms(jnp.concatenate([negatives, queries]))
+            bound = jnp.quantile(public, config.quantile)
             own, negatives, queries = (
                 within(x, bound) for x in (own, negatives, queries)
             )

@@ -14,8 +14,8 @@ from fedjax_core.privacy import logistic
 KEY = jax.random.key(0)
 ROOT = 1.6335061701558464  # of 0.1 w = 1 / (1 + e^w)
 E1 = np.array([1.0, 0.0])
-OPEN = privacy.CertaintyConfig(epsilon=None)
-CLASSICAL = privacy.CertaintyConfig(mechanism="classical")
+OPEN = privacy.CertaintyConfig(epsilon=None, quantile=1.0)
+CLASSICAL = privacy.CertaintyConfig(mechanism="classical", quantile=1.0)
 
 
 def unit(rng, *shape):
@@ -42,10 +42,16 @@ def test_the_minimum_is_scipys_for_every_client_of_its_size():
     own, negatives = unit(rng, 3, 7, 4), unit(rng, 11, 4)
     mask = np.arange(7) < np.array(sizes)[:, None]
     queries = 3 * unit(rng, 5, 4)
-    got = privacy.certainty(OPEN, KEY, own, mask, negatives, queries, bound=1.0)
-    clipped = queries / np.maximum(np.linalg.norm(queries, axis=1, keepdims=True), 1)
+    config = dataclasses.replace(OPEN, quantile=0.5)
+    got = privacy.certainty(config, KEY, own, mask, negatives, queries)
+    public = np.concatenate([negatives, queries])
+    bound = np.median(np.linalg.norm(public, axis=1))
+
+    def clipped(h):
+        return h / np.maximum(np.linalg.norm(h, axis=1, keepdims=True), bound)
+
     for i, n in enumerate(sizes):
-        h = np.concatenate([own[i, :n], -negatives])  # t h
+        h = np.concatenate([clipped(own[i, :n]), -clipped(negatives)])  # t h
 
         def objective(w, h=h):
             value = np.logaddexp(0, -h @ w).mean() + regularisation / 2 * w @ w
@@ -55,7 +61,7 @@ def test_the_minimum_is_scipys_for_every_client_of_its_size():
         found = optimize.minimize(objective, np.zeros(4), jac=True, tol=1e-12)
         np.testing.assert_allclose(got.weights[i], found.x, atol=1e-6)
         assert np.linalg.norm(objective(got.weights[i])[1]) < 2e-9
-        expected = special.expit(clipped @ got.weights[i]) + 1e-8
+        expected = special.expit(clipped(queries) @ got.weights[i]) + 1e-8
         np.testing.assert_allclose(got.scores[i], expected, rtol=1e-6)
         assert np.linalg.norm(got.weights[i]) <= math.sqrt(2 * math.log(2) / 0.1)
     assert not got.sigma.any()
@@ -94,7 +100,7 @@ def test_a_normaliser_from_private_data_breaks_the_theorem_and_is_refused():
     seed_max = dataclasses.replace(OPEN, normaliser="own_max")
     mask = np.ones((1, 100), bool)
     before, after = (
-        privacy.certainty(seed_max, KEY, x, mask, negatives, negatives, 1.0).weights[0]
+        privacy.certainty(seed_max, KEY, x, mask, negatives, negatives).weights[0]
         for x in (own, other)
     )
     np.testing.assert_allclose(before, [1.6335, 0], atol=5e-5)
@@ -104,7 +110,7 @@ def test_a_normaliser_from_private_data_breaks_the_theorem_and_is_refused():
     assert np.linalg.norm(after - before) == pytest.approx(1.584, abs=5e-4)
     # The public bound keeps it: the long example is clipped.
     before, after = (
-        privacy.certainty(OPEN, KEY, x, mask, negatives, negatives, 1.0).weights[0]
+        privacy.certainty(OPEN, KEY, x, mask, negatives, negatives).weights[0]
         for x in (own, other)
     )
     assert 0 < np.linalg.norm(after - before) < allowed
@@ -129,14 +135,14 @@ def test_the_noise_has_the_printed_scale():
 def test_the_noise_is_normal_of_that_scale_and_the_clients_own():
     own, negatives = np.zeros((2, 2, 20_000)), np.zeros((8, 20_000))
     mask = np.ones((2, 2), bool)
-    got = privacy.certainty(CLASSICAL, KEY, own, mask, negatives, negatives[:1], 1.0)
+    got = privacy.certainty(CLASSICAL, KEY, own, mask, negatives, negatives[:1])
     # 2 / (0.1 * 10) sqrt(2 ln(1.25e5)) / 0.1; the spread of 20,000 draws is known to
     # 0.5 %, their correlation to 0.7 %: six and four standard deviations.
     np.testing.assert_allclose(got.sigma, 96.896105, rtol=1e-7)
     np.testing.assert_allclose(got.weights.std(1), 96.896105, rtol=0.03)
     assert abs(np.corrcoef(got.weights)[0, 1]) < 0.03
     again = privacy.certainty(
-        CLASSICAL, KEY, own[:1], mask[:1], negatives, negatives[:1], 1.0
+        CLASSICAL, KEY, own[:1], mask[:1], negatives, negatives[:1]
     )
     np.testing.assert_array_equal(again.weights[0], got.weights[0])
 
@@ -156,6 +162,7 @@ def test_guarantees_add_up():
         ("epsilon", 1.0, "epsilon must be < 1 for the classical formula, got 1.0"),
         ("delta", 1.0, "delta must be > 0 and < 1, got 1.0"),
         ("mechanism", "laplace", "mechanism must be one of 'exact', 'classical'"),
+        ("quantile", 1.5, r"quantile must be in \[0, 1\], got 1.5"),
         ("normaliser", "mean", "normaliser must be one of 'public', 'own_max'"),
     ],
 )
@@ -167,11 +174,9 @@ def test_a_config_names_what_is_wrong(field, value, message):
 def test_arguments_name_what_is_wrong():
     own, mask, negatives = np.zeros((2, 3, 4)), np.ones((2, 3), bool), np.zeros((5, 4))
     with pytest.raises(ValueError, match=r"must have shapes \[N, m, H\].* \(5, 3\)"):
-        privacy.certainty(OPEN, KEY, own, mask, negatives[:, :3], negatives, 1.0)
-    with pytest.raises(ValueError, match="bound must be > 0 and finite, got 0"):
-        privacy.certainty(OPEN, KEY, own, mask, negatives, negatives, 0.0)
+        privacy.certainty(OPEN, KEY, own, mask, negatives[:, :3], negatives)
     with pytest.raises(ArithmeticError, match="are all features finite"):
-        privacy.certainty(OPEN, KEY, own + np.nan, mask, negatives, negatives, 1.0)
+        privacy.certainty(OPEN, KEY, own + np.nan, mask, negatives, negatives)
     with pytest.raises(ValueError, match="num_examples must be in"):
         logistic.sensitivity(0.1, 0)
 
@@ -184,14 +189,13 @@ def test_certainty_makes_an_ensemble_of_constant_classifiers_right():
     negatives = rng.normal(0, 1.4, (1000, 20))
     labels = np.tile(np.arange(10), 100)
     queries = means[labels] + rng.normal(size=(1000, 20))
-    bound = np.linalg.norm(negatives, axis=1).max()
 
     def accuracy(regularisation, epsilon):
         config = dataclasses.replace(
             CLASSICAL, regularisation=regularisation, epsilon=epsilon
         )
         mask = np.ones(own.shape[:2], bool)
-        got = privacy.certainty(config, KEY, own, mask, negatives, queries, bound)
+        got = privacy.certainty(config, KEY, own, mask, negatives, queries)
         # Of logits F_i = e_i the weighted mean is s_i(x) / sum_j s_j(x) in class i.
         return (got.scores.argmax(0) == labels).mean()
 
@@ -213,7 +217,7 @@ def test_scores_are_the_share_of_a_clients_density_where_logits_are_linear():
     queries = np.linspace(-2, 2, 9)[:, None]
     config = dataclasses.replace(OPEN, regularisation=1e-5)
     negatives = rng.normal(size=(n, 1))
-    got = privacy.certainty(config, KEY, own, mask, negatives, queries, bound=8.0)
+    got = privacy.certainty(config, KEY, own, mask, negatives, queries)
     # The slope is known to about 0.02: three of them at x = 2 move a score by 0.03.
     expected = special.expit(centers[:, None] * queries[:, 0])
     np.testing.assert_allclose(got.scores, expected, atol=0.03)
