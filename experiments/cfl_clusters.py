@@ -371,7 +371,8 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
             )  # fmt: skip
     d = largest["incongruent"][:, -1] - largest["congruent"][:, -1]
     rows.append(("max norm, incongruent > congruent", "yes", spread(d), tested(d)))
-    for setting in outcomes["clusters"].study.settings:
+    cells = outcomes["clusters"].rows
+    for setting in dict.fromkeys(row.setting for row in cells):
         found = train(outcomes["clusters"], "CFL", setting, "clusters")[:, -1]
         last = train(outcomes["clusters"], "CFL", setting, "gap")[:, -1]
         right = found == experiment.num_clusters
@@ -384,7 +385,7 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
             ),
             (f"{setting}: gap of final clusters", "< 0", spread(last), seen(last < 0)),
         ]
-        for method in outcomes["clusters"].study.methods:
+        for method in dict.fromkeys(row.method for row in cells):
             paper = {"FedAvg": "about 0.2", "CFL": "about 0.6"}.get(method, "")
             paper += " (CIFAR-10, permuted)" if paper else ""
             ours = spread(outcomes["clusters"].row(method, setting).values)
@@ -438,7 +439,7 @@ def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
         band(at, x, mean, mean - std, mean + std, color, label)
 
     outcome, setting = outcomes["clusters"], experiment.splits[-1]
-    for k, method in enumerate(outcome.study.methods):
+    for k, method in enumerate(dict.fromkeys(row.method for row in outcome.rows)):
         row = outcome.row(method, setting)
         assert row.result is not None
         rounds, values = row.result.series(row.metric)

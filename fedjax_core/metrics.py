@@ -71,7 +71,7 @@ class Bits:
     unit: ClassVar[int] = 1
 
     @classmethod
-    def of(cls, number: int | jax.Array) -> Self:
+    def of(cls, number: int | np.integer | jax.Array) -> Self:
         """From an int, of [0, 2^64) bits, or an array of ints in [0, 2^32).
 
         Raises:
@@ -89,7 +89,7 @@ class Bits:
         """The same amount, read as bytes."""
         return Bytes(self.high, self.low)
 
-    def __add__(self, other: "Bits | int | jax.Array") -> Self:
+    def __add__(self, other: "Bits | int | np.integer | jax.Array") -> Self:
         other = other if isinstance(other, Bits) else self.of(other)
         low = self.low + other.low
         carry = (low < self.low).astype(jnp.uint32)
@@ -97,7 +97,7 @@ class Bits:
 
     __radd__ = __add__
 
-    def __mul__(self, times: int | jax.Array) -> Self:
+    def __mul__(self, times: int | np.integer | jax.Array) -> Self:
         """So many times as much; `times` in [0, 2^32)."""
         half = jnp.uint32(2**16 - 1)
         if isinstance(times, np.integer):

@@ -128,7 +128,7 @@ def score(
     for h, there, its_seed in zip(own, mask, seeds, strict=True):
         scorer = SCORERS[name] if there.any() else equal
         rows.append(scorer(h[there], negatives, queries, int(its_seed)))
-    return np.minimum(np.float32(rows) + np.float32(1e-8), 1)
+    return np.minimum(np.asarray(rows, np.float32) + np.float32(1e-8), 1)
 
 
 def nearest(queries: np.ndarray, own: np.ndarray, k: int = 4) -> np.ndarray:

@@ -106,7 +106,8 @@ def test_features_are_what_the_head_receives():
     body, head = params["Dense_0"], params["Dense_1"]
     expected = np.maximum(X @ body["kernel"] + body["bias"], 0)
     np.testing.assert_allclose(h, expected, rtol=1e-5, atol=1e-6)
-    losses = MODEL.metrics(params, {"x": X, "y": np.zeros(20, np.int32)})["loss"]
+    batch = {"x": jnp.asarray(X), "y": jnp.zeros(20, jnp.int32)}
+    losses = MODEL.metrics(params, batch)["loss"]
     logits = h @ head["kernel"].T + head["bias"]
     expected = np.log(np.exp(logits).sum(1)) - logits[:, 0]
     np.testing.assert_allclose(losses, expected, rtol=1e-4)

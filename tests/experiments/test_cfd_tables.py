@@ -29,7 +29,7 @@ def outcome(this, **results) -> study.Outcome:
         study.Row(name, setting, None, "test_accuracy", results.get(name), "", ())
         for name in this.methods
     ]
-    return study.Outcome(this, SMOKE.out, rows)
+    return study.Outcome(this, SMOKE.out, rows, {})
 
 
 def test_every_table_compares_what_it_claims():
