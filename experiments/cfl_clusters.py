@@ -232,7 +232,10 @@ def _attackers(loss_fn, optimizer):
 
 def adversaries_study(experiment: Experiment) -> study.Study:
     """Table 6.2: 30 % adversaries of three kinds, and none."""
-    e, config = experiment, config_of(experiment, eps1=None, eps2=0.0, robust=True)
+    e, config = (
+        experiment,
+        config_of(experiment, eps1=None, eps2=0.0, robust=True, max_clusters=1),
+    )
     average = fedavg.Config(client_lr=e.client_lr, work=config.work)
     methods = {
         "FL": study.Method(make=_make_fedavg, config=average),
