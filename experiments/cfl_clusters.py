@@ -284,19 +284,23 @@ def gap_study(experiment: Experiment) -> study.Study:
 
 
 def pairs_study(experiment: Experiment) -> study.Study:
-    """Two clients with other digits each, or with other names for them."""
+    """Two clients with other digits each, or other names for the same images."""
     e = experiment
-    pool = some(load(e), 4 * e.points)
-    permuted = partition.label_permutation(pool, 2, 2).data
-    halves = [pool.train["y"] < 5, pool.train["y"] >= 5]
-    tests = [pool.test["y"] < 5, pool.test["y"] >= 5]
-    alike = FederatedData.from_lists(
-        [{k: v[rows] for k, v in pool.train.items()} for rows in halves],
-        [{k: v[rows] for k, v in pool.test.items()} for rows in tests],
-    )
+    pool = some(load(e), e.num_clients * e.points)
+
+    def two(clients):
+        return FederatedData.from_lists(*(map(clients, pool[:2])))
+
+    def halves(split):
+        low = split["y"] < 5
+        return [{k: v[rows] for k, v in split.items()} for rows in (low, ~low)]
+
+    def renamed(split):
+        return [split, split | {"y": (split["y"] + 1) % 10}]
+
     settings = {
-        name: _setting(e, data, e.pair_rounds, e.pair_rounds)
-        for name, data in (("congruent", alike), ("incongruent", permuted))
+        name: _setting(e, two(clients), e.pair_rounds, e.pair_rounds)
+        for name, clients in (("congruent", halves), ("incongruent", renamed))
     }
     return _uncut(experiment, settings)
 
