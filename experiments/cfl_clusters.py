@@ -128,7 +128,7 @@ PRESETS = {
     "default": Experiment(),
     "smoke": dataclasses.replace(
         _SMALL, num_seeds=2, rounds=4, eps1=1.0, eps2=0.0, hidden=8, all_clients=20,
-        few_points=60, attack_rounds=4, gap_points=(10, 60), gap_rounds=4,
+        few_points=60, attack_rounds=4, gap_points=(60,), gap_rounds=4,
         pair_rounds=6, splits=("label permutation",), kinds=("label-flip",), rules=(),
     ),
     "digits": dataclasses.replace(_SMALL, hidden=400),
