@@ -128,7 +128,7 @@ PRESETS = {
     "default": Experiment(),
     "smoke": dataclasses.replace(
         _SMALL, num_seeds=2, rounds=4, eps1=1.0, eps2=0.0, hidden=8, all_clients=20,
-        few_points=60, attack_rounds=4, gap_points=(10, 60), gap_rounds=4,
+        few_points=60, attack_rounds=4, gap_points=(60,), gap_rounds=4,
         pair_rounds=6, splits=("label permutation",), kinds=("label-flip",), rules=(),
     ),
     "digits": dataclasses.replace(_SMALL, hidden=400),
@@ -232,7 +232,10 @@ def _attackers(loss_fn, optimizer):
 
 def adversaries_study(experiment: Experiment) -> study.Study:
     """Table 6.2: 30 % adversaries of three kinds, and none."""
-    e, config = experiment, config_of(experiment, eps1=None, eps2=0.0, robust=True)
+    e, config = (
+        experiment,
+        config_of(experiment, eps1=None, eps2=0.0, robust=True, max_clusters=1),
+    )
     average = fedavg.Config(client_lr=e.client_lr, work=config.work)
     methods = {
         "FL": study.Method(make=_make_fedavg, config=average),
@@ -281,19 +284,23 @@ def gap_study(experiment: Experiment) -> study.Study:
 
 
 def pairs_study(experiment: Experiment) -> study.Study:
-    """Two clients with other digits each, or with other names for them."""
+    """Two clients with other digits each, or other names for the same images."""
     e = experiment
-    pool = some(load(e), 4 * e.points)
-    permuted = partition.label_permutation(pool, 2, 2).data
-    halves = [pool.train["y"] < 5, pool.train["y"] >= 5]
-    tests = [pool.test["y"] < 5, pool.test["y"] >= 5]
-    alike = FederatedData.from_lists(
-        [{k: v[rows] for k, v in pool.train.items()} for rows in halves],
-        [{k: v[rows] for k, v in pool.test.items()} for rows in tests],
-    )
+    pool = some(load(e), e.num_clients * e.points)
+
+    def two(clients):
+        return FederatedData.from_lists(*(map(clients, pool[:2])))
+
+    def halves(split):
+        low = split["y"] < 5
+        return [{k: v[rows] for k, v in split.items()} for rows in (low, ~low)]
+
+    def renamed(split):
+        return [split, split | {"y": (split["y"] + 1) % 10}]
+
     settings = {
-        name: _setting(e, data, e.pair_rounds, e.pair_rounds)
-        for name, data in (("congruent", alike), ("incongruent", permuted))
+        name: _setting(e, two(clients), e.pair_rounds, e.pair_rounds)
+        for name, clients in (("congruent", halves), ("incongruent", renamed))
     }
     return _uncut(experiment, settings)
 

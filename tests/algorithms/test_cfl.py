@@ -109,6 +109,22 @@ def test_rounds_are_the_recursion_of_the_thesis(plain, cohorts):
     assert state.tree.path(int(state.tree.label[0])) == [0, 1]
 
 
+def test_clusters_split_side_by_side_down_to_single_clients(cohorts):
+    config = dataclasses.replace(
+        CONFIG, eps1=0.25, eps2=0.1, gamma_max=0.5, max_clusters=9
+    )
+    expected = learn(START, EVERYONE, orders_of(cohorts), 0, config)
+    method = Compiled(config)
+    kept = method(cohorts)
+    state, metrics = kept[-1]
+    assert sorted(members for _, members, _ in expected) == [[i] for i in EVERYONE]
+    assert metrics["clusters"] == len(EVERYONE)
+    assert max(int(m["splits"]) for _, m in kept) > 1
+    for _, (i,), model in expected:
+        got = own(method.algorithm, state, i)["cluster"]
+        chex.assert_trees_all_close(got, model, rtol=1e-4, atol=1e-5)
+
+
 def test_metrics_tell_of_splits(plain):
     metrics = [m for _, m in plain]
     assert [int(m["splits"]) for m in metrics] == [t in (1, 9) for t in range(ROUNDS)]
