@@ -3,9 +3,9 @@
 The first table is that of his table 4.2: megabytes of one participant up and down to a
 test accuracy, and how many times less that is than with distributed SGD, printed and
 ours. The second has accuracies after equally many local iterations where the
-environment changes (figures 4.1 to 4.4): classes per client, participation, batch size,
-balancedness, momentum; what the figures claim is tested over seeds. Digits by default;
-other data need files, see --path.
+environment changes (figures 4.1, 4.3 and 4.4): classes per client, participation,
+batch size, balancedness, momentum; what the figures claim is tested over seeds. Digits
+by default; other data need files, see --path.
 """
 
 import dataclasses
