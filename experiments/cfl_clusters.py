@@ -160,9 +160,8 @@ def _seeds(experiment: Experiment) -> range:
 
 def some(dataset: Dataset, size: int) -> Dataset:
     """`size` random train examples and all test examples."""
-    rows = np.random.default_rng(_FIRST_SEED).permutation(len(dataset.train["y"]))[
-        :size
-    ]
+    rng, n = np.random.default_rng(_FIRST_SEED), len(dataset.train["y"])
+    rows = rng.permutation(n)[:size]
     return dataset._replace(train={k: v[rows] for k, v in dataset.train.items()})
 
 
@@ -428,8 +427,8 @@ def limits(experiment: Experiment) -> list[str]:
     ]
     if e.data == "mnist":
         said.append(
-            "eps1 and eps2 were chosen by the clusters and accuracies of seed 0 and its "
-            "population, which these numbers leave out; test images are the same ones."
+            "eps1 and eps2 were chosen by clusters and accuracies of seed 0 and its "
+            "population, which these numbers leave out; the test images are the same."
         )
     if e.num_seeds < 5:
         said.append(f"{e.num_seeds} seeds decide no ordering.")
