@@ -111,8 +111,7 @@ def load(experiment: Experiment) -> tuple[Dataset, Model]:
         return cifar.load_cifar10(path), models.vgg11_small()
     if experiment.data == "mnist":
         return mnist.load(path), models.logistic_regression(784, 10)
-    file = images.find_npz(path, ("usps.npz",))
-    assert file is not None, f"{path} has no usps.npz"
+    file = images.find_npz(path, ("usps.npz",)) or path / "usps.npz"
     data = images.from_npz(file, 10, (16, 16), (None, None))
     return data, models.mlp(256, 10, hidden=(100, 100))
 
