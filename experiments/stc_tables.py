@@ -110,11 +110,19 @@ def load(experiment: Experiment) -> tuple[Dataset, Model]:
     if experiment.data == "cifar10":
         return cifar.load_cifar10(path), models.vgg11_small()
     if experiment.data == "mnist":
-        return mnist.load(path), models.logistic_regression(784, 10)
-    file = images.find_npz(path, ("usps.npz",))
-    assert file is not None, f"{path} has no usps.npz"
+        return _flat(mnist.load(path)), models.logistic_regression(784, 10)
+    file = images.find_npz(path, ("usps.npz",)) or path / "usps.npz"
     data = images.from_npz(file, 10, (16, 16), (None, None))
-    return data, models.mlp(256, 10, hidden=(100, 100))
+    return _flat(data), models.mlp(256, 10, hidden=(100, 100))
+
+
+def _flat(pooled: Dataset) -> Dataset:
+    """Images as vectors."""
+    train, test = (
+        {"x": split["x"].reshape(len(split["y"]), -1), "y": split["y"]}
+        for split in (pooled.train, pooled.test)
+    )
+    return Dataset(train, test)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The k largest of d numbers, exactly k, without sorting all of them.
 
-What is fastest depends on the share k / d, see `benchmarks/compressed.py`: a partial
-sort, a partial sort of what the largest maxima of blocks leave, or a search for the
-k-th largest number digit by digit of its bits, which costs the same for every k.
+What is fastest depends on d and the share k / d, see `benchmarks/compressed.py`: a
+partial sort, a search for the k-th largest number digit by digit of its bits, which
+costs the same for every k, or that search in the blocks with the largest maxima alone.
 """
 
 import jax
@@ -11,8 +11,8 @@ from jax import lax
 
 _BLOCK = 32
 _DIGITS = (11, 11, 10)  # bits of a float32, from the highest
-_FEW = 2**17  # numbers up to which a partial sort is as fast as anything
-_SMALL_SHARE = 128
+_FEW = 2**14  # numbers up to which a partial sort is as fast as anything
+_SMALL_SHARE = 100
 
 
 def largest(x: jax.Array, k: int) -> jax.Array:
@@ -40,8 +40,8 @@ def by_blocks(x: jax.Array, k: int) -> jax.Array:
     rows = jnp.pad(x, (0, blocks * _BLOCK - x.size), constant_values=-jnp.inf)
     rows = rows.reshape(blocks, _BLOCK)
     # Ascending blocks, so that ties still go to what comes first.
-    kept = partial_sort(rows.max(1), min(k, blocks))
-    among = partial_sort(rows[kept].ravel(), k)
+    kept = by_digits(rows.max(1), min(k, blocks))
+    among = by_digits(rows[kept].ravel(), k)
     return kept[among // _BLOCK] * _BLOCK + among % _BLOCK
 
 

@@ -18,7 +18,7 @@ References:
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,11 +86,8 @@ def top_k(
       Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
       2017; Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
-    plain = _sparse(
-        "top_k", largest_magnitudes, rate, granularity, accounting, (32, 0, 1)
-    )
-    plain = plain._replace(norm_bound=lambda bound: bound)
-    return with_residual(plain) if residual else plain
+    kind = _Kind("top_k", largest_magnitudes, 32, 0, 1, lambda bound: bound)
+    return _sparse(kind, rate, residual, granularity, accounting)
 
 
 def stc(
@@ -109,8 +106,8 @@ def stc(
       Sattler 2021, Algorithm 6; Sattler et al., "Robust and Communication-Efficient
       Federated Learning from Non-IID Data", IEEE TNNLS 31, 2020.
     """
-    plain = _sparse("stc", ternary, rate, granularity, accounting, (1, 32, 1))
-    return with_residual(plain) if residual else plain
+    kind = _Kind("stc", ternary, 1, 32, 1)
+    return _sparse(kind, rate, residual, granularity, accounting)
 
 
 def sbc(
@@ -129,8 +126,8 @@ def sbc(
       2019.
     """
     check.in_range(0.0, 0.5, rate=rate)
-    plain = _sparse("sbc", binary, rate, granularity, accounting, (0, 32, 2))
-    return with_residual(plain) if residual else plain
+    kind = _Kind("sbc", binary, 0, 32, 2)
+    return _sparse(kind, rate, residual, granularity, accounting)
 
 
 def threshold(limit: float, *, residual: bool = True) -> Transform:
@@ -156,22 +153,25 @@ def threshold(limit: float, *, residual: bool = True) -> Transform:
     return with_residual(plain) if residual else plain
 
 
+class _Kind(NamedTuple):
+    name: str
+    sparsify: Sparsify
+    value: int  # bits of each value
+    vector: int  # and once for each vector
+    surplus: int  # of each value in the thesis's tables
+    norm_bound: Callable[[float], float] = lambda bound: math.inf
+
+
 def _sparse(
-    name: str,
-    sparsify: Sparsify,
+    kind: _Kind,
     rate: float,
+    residual: bool,
     granularity: Granularity,
     accounting: Accounting,
-    sizes: tuple[int, int, int],
 ) -> Transform:
-    """A transform that sends k coordinates of a vector.
-
-    `sizes` are bits per value, per vector, and per value in the thesis's tables.
-    """
     check.positive(rate=rate)
     check.in_range(0.0, 1.0, rate=rate)
     check.one_of(("golomb", "index", "seed_table"), accounting=accounting)
-    per_value, once, surplus = sizes
 
     def position_bits(positions, d):
         k = positions.size
@@ -179,15 +179,18 @@ def _sparse(
             return Bits.of(0)
         if accounting == "index":
             return Bits.of(k * (d - 1).bit_length())
-        extra = k * surplus if accounting == "seed_table" else 0
+        extra = k * kind.surplus if accounting == "seed_table" else 0
         return golomb.position_bits(positions, d) + extra
 
     def compress(v, key):
         del key
         k = kept(rate, v.size)
-        positions, values = sparsify(v, k)
-        bits = position_bits(positions, v.size) + (k * per_value + once)
+        positions, values = kind.sparsify(v, k)
+        bits = position_bits(positions, v.size) + (k * kind.value + kind.vector)
         return jnp.zeros_like(v).at[positions].set(values), bits
 
-    name = f"{name}({rate}, {granularity}, {accounting})"
-    return of_vectors(compress, granularity=granularity, name=name)
+    name = f"{kind.name}({rate}, {granularity}, {accounting})"
+    plain = of_vectors(
+        compress, granularity=granularity, norm_bound=kind.norm_bound, name=name
+    )
+    return with_residual(plain) if residual else plain

@@ -88,8 +88,8 @@ def test_the_mean_may_be_uniform_and_what_is_sent_transformed():
     uniform = after(reduce=mean("uniform"))
     assert np.abs(uniform.params["w"] - plain.params["w"]).max() > 1e-3
     # Residuals are of what is sent.
-    assert sparse.clients[1]["b"] is None
-    assert sparse.clients[1]["w"].shape == (N, 3, 3)
+    assert sparse.clients[1].residual["b"] is None
+    assert sparse.clients[1].residual["w"].shape == (N, 3, 3)
 
 
 def test_an_excluded_client_keeps_its_head():

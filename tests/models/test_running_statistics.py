@@ -220,13 +220,13 @@ def test_statistics_pass_beside_compression_and_not_past_clipping():
     _, stats = one_round(*start(), data, lambda d: d)
     running = result.state.params.stats["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose(running["var"][0], stats["var"], rtol=1e-5)
-    # 4 of 7 coordinates with 3 bits of address; 5 statistics of 32 bits.
-    expected = 3 * (4 * (32 + 3) + 5 * 32) / 8
+    # 3 of 7 coordinates with 3 bits of address; 5 statistics of 32 bits.
+    expected = 3 * (3 * (32 + 3) + 5 * 32) / 8
     np.testing.assert_allclose(result.train["uplink_bytes"], [[expected]])
     both_ways = fedavg.make(config, MODEL.loss, transform=top_k(0.5), downlink=top_k(1))
     result = run(both_ways, data)
     np.testing.assert_allclose(result.train["uplink_bytes"], [[expected]])
-    received = 3 * (7 * (32 + 3) + 5 * 32) / 8
+    received = 3 * (7 * 32 + 5 * 32) / 8  # whoever gets all needs no address
     np.testing.assert_allclose(result.train["downlink_bytes"], [[received]])
     with pytest.raises(ValueError, match=r"statistics pass, got clip\(1.0\)"):
         run(fedavg.make(config, MODEL.loss, transform=clip(1.0)), data)
