@@ -202,7 +202,7 @@ def _extract(metrics_fn: Any, head: str, params: Params, x: jax.Array) -> jax.Ar
     return _with_features(head, lambda: metrics_fn(params, batch))[0]
 
 
-def contrastive_loss(
+def _contrastive_loss(
     config: Config, model: Model, head: str, augment: Augment
 ) -> LossFn:
     """The loss of an example, the mean of its two views', against those of its batch.
@@ -258,7 +258,7 @@ def contrastive(
         random.stream(key, "projection"), jnp.zeros(width.shape)
     )
     params, loss = jax.jit(server.fit, static_argnums=(0, 1, 5))(
-        contrastive_loss(config, model, head, augment),
+        _contrastive_loss(config, model, head, augment),
         optax.adam(config.learning_rate),
         with_trained(start, (trained(start), drawn["params"])),
         {"x": x},
