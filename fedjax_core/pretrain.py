@@ -171,9 +171,13 @@ def features(
       ValueError: the network does not call a layer of that name once.
     """
     x = np.asarray(x)
-    rows = np.resize(np.arange(len(x)), -(-len(x) // batch_size) * batch_size)
-    batches = rows.reshape(-1, batch_size)
-    parts = [_extract(model.metrics, head, params, x[r]) for r in batches]
+    batches = max(1, -(-len(x) // batch_size))  # one of padding tells H without any
+    short = batches * batch_size - len(x)
+    padded = np.concatenate([x, np.zeros((short, *x.shape[1:]), x.dtype)])
+    parts = [
+        _extract(model.metrics, head, params, some)
+        for some in padded.reshape(batches, batch_size, *x.shape[1:])
+    ]
     return np.concatenate([np.asarray(p, np.float32) for p in parts])[: len(x)]
 
 
