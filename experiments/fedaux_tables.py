@@ -241,6 +241,12 @@ class Problem(NamedTuple):
 
 def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
     """The clients' pooled images, and the server's of one source."""
+    for path in filter(None, (experiment.data, *experiment.auxiliary)):
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"no file {path}; --data and --auxiliary say where images are, "
+                f"--preset digits needs none."
+            )
     if experiment.data is None:
         pool = digits.load()
         pool = _mapped(pool, lambda x: x.reshape(-1, 8, 8, 1))
