@@ -19,7 +19,7 @@ say what all clients' models together do, with logits :math:`F_i`:
 With equal scores and one prototype it is FedDF. The server's data,
 ``FederatedData.public``, are the inputs "x" ``[n, ...]``, the table "scores" ``[N, n]``
 and, of several prototypes, "prototype" ``[N]``, int32. Of logits only the sum over
-clients is kept.
+clients is kept. Scores are > 0; a client with one that is not finite is left out.
 
 References:
   Sattler et al., "FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning",

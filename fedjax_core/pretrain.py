@@ -171,9 +171,13 @@ def features(
       ValueError: the network does not call a layer of that name once.
     """
     x = np.asarray(x)
-    rows = np.resize(np.arange(len(x)), -(-len(x) // batch_size) * batch_size)
-    batches = rows.reshape(-1, batch_size)
-    parts = [_extract(model.metrics, head, params, x[r]) for r in batches]
+    batches = max(1, -(-len(x) // batch_size))  # one of padding tells H without any
+    short = batches * batch_size - len(x)
+    padded = np.concatenate([x, np.zeros((short, *x.shape[1:]), x.dtype)])
+    parts = [
+        _extract(model.metrics, head, params, some)
+        for some in padded.reshape(batches, batch_size, *x.shape[1:])
+    ]
     return np.concatenate([np.asarray(p, np.float32) for p in parts])[: len(x)]
 
 
@@ -202,7 +206,7 @@ def _extract(metrics_fn: Any, head: str, params: Params, x: jax.Array) -> jax.Ar
     return _with_features(head, lambda: metrics_fn(params, batch))[0]
 
 
-def contrastive_loss(
+def _contrastive_loss(
     config: Config, model: Model, head: str, augment: Augment
 ) -> LossFn:
     """The loss of an example, the mean of its two views', against those of its batch.
@@ -258,7 +262,7 @@ def contrastive(
         random.stream(key, "projection"), jnp.zeros(width.shape)
     )
     params, loss = jax.jit(server.fit, static_argnums=(0, 1, 5))(
-        contrastive_loss(config, model, head, augment),
+        _contrastive_loss(config, model, head, augment),
         optax.adam(config.learning_rate),
         with_trained(start, (trained(start), drawn["params"])),
         {"x": x},

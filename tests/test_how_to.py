@@ -47,6 +47,13 @@ def test_compare_with_baselines(capsys: pytest.CaptureFixture) -> None:
     assert together.final("test_accuracy")[0] > 0.9
 
 
+def test_use_auxiliary_data(capsys: pytest.CaptureFixture) -> None:
+    results = run_guide("use-auxiliary-data.md")["results"]
+    assert capsys.readouterr().out
+    ours, plain = (results[k].final("test_accuracy")[0] for k in ("FedAUX", "FedDF+P"))
+    assert ours > plain + 0.1
+
+
 def test_run_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = run_guide("run-a-study.md")

@@ -132,7 +132,7 @@ def sigma(config: CertaintyConfig, num_examples: int) -> float:
     return calibrated(config.epsilon, config.delta, most)
 
 
-def within(features: ArrayLike, bound: ArrayLike) -> jax.Array:
+def _within(features: ArrayLike, bound: ArrayLike) -> jax.Array:
     r"""Features ``[..., H]`` with norms of at most 1: :math:`h / \max(B, |h|)`."""
     features = jnp.asarray(features)
     unit = jnp.maximum(norms(features), bound)[..., None]
@@ -238,7 +238,7 @@ def certainty(
             public = norms(jnp.concatenate([negatives, queries]))
             bound = jnp.quantile(public, config.quantile)
             own, negatives, queries = (
-                within(x, bound) for x in (own, negatives, queries)
+                _within(x, bound) for x in (own, negatives, queries)
             )
         # Regularised by c, w of h / g is g times w of h regularised by c g^2.
         regularisation = config.regularisation * scale**2

@@ -106,6 +106,7 @@ def test_features_are_what_the_head_receives():
     body, head = params["Dense_0"], params["Dense_1"]
     expected = np.maximum(X @ body["kernel"] + body["bias"], 0)
     np.testing.assert_allclose(h, expected, rtol=1e-5, atol=1e-6)
+    assert pretrain.features(MODEL, "Dense_1", params, X[:0]).shape == (0, 5)
     batch = {"x": jnp.asarray(X), "y": jnp.zeros(20, jnp.int32)}
     losses = MODEL.metrics(params, batch)["loss"]
     logits = h @ head["kernel"].T + head["bias"]
