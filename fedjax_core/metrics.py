@@ -71,7 +71,7 @@ class Bits:
     unit: ClassVar[int] = 1
 
     @classmethod
-    def of(cls, number: int | jax.Array) -> Self:
+    def of(cls, number: int | np.integer | jax.Array) -> Self:
         """From one int in [0, 2^64) units, or an array of ints in [0, 2^32)."""
         if isinstance(number, (int, np.integer)):
             number = int(number) * cls.unit
@@ -83,13 +83,13 @@ class Bits:
         """The same amount, read as bytes."""
         return Bytes(self.high, self.low)
 
-    def __add__(self, other: "Bits | int | jax.Array") -> Self:
+    def __add__(self, other: "Bits | int | np.integer | jax.Array") -> Self:
         other = other if isinstance(other, Bits) else self.of(other)
         low = self.low + other.low
         carry = (low < self.low).astype(jnp.uint32)
         return dataclasses.replace(self, high=self.high + other.high + carry, low=low)
 
-    def __mul__(self, times: int | jax.Array) -> Self:
+    def __mul__(self, times: int | np.integer | jax.Array) -> Self:
         """So many times as much; `times` in [0, 2^32)."""
         half = jnp.uint32(2**16 - 1)
         if isinstance(times, np.integer):
@@ -103,12 +103,11 @@ class Bits:
 
     def sum(self, axis: int = 0) -> Self:
         """The sum over an axis of at most 2^24 entries."""
-        total = None
+        total = Bits.of(0)
         for shift in range(56, -1, -8):
             limb = self.high if shift >= 32 else self.low
             byte = (limb >> (shift % 32)) & jnp.uint32(255)
-            part = Bits.of(byte.sum(axis, dtype=jnp.uint32))
-            total = part if total is None else total * 256 + part
+            total = total * 256 + byte.sum(axis, dtype=jnp.uint32)
         return dataclasses.replace(self, high=total.high, low=total.low)
 
     def minimum(self, other: "Bits") -> Self:

@@ -229,7 +229,7 @@ def test_bits_are_exact_integers(kind):
     for times in (2**31, 2**32 - 1, np.int64(2**32 - 1)):
         assert kind.of(3) * times == 3 * int(times)
     with pytest.raises(OverflowError):
-        kind.of(3) * np.int64(2**32)
+        _ = kind.of(3) * np.int64(2**32)
 
 
 def test_sums_of_bits_carry():
