@@ -45,7 +45,7 @@ from fedjax_core.distillation import (
     LogitsFn,
     distil,
     ensemble,
-    logits_of_loss,
+    logits_or_loss,
     predict,
     public_inputs,
     weighted,
@@ -190,12 +190,15 @@ def make_mixed(
 
     Arguments are those of `make`, one for each prototype.
     """
-    logits = logits or [logits_of_loss(f, config.num_classes) for f in losses]
-    for loss_fn, logits_fn in zip(losses, logits, strict=True):
+    for loss_fn in losses:
         check_parts(
             Config, config, loss_fn, client_optimizer=client_optimizer,
-            distil_optimizer=distil_optimizer, logits=logits_fn,
+            distil_optimizer=distil_optimizer,
         )  # fmt: skip
+    logits = [
+        logits_or_loss(own, loss_fn, config.num_classes)
+        for own, loss_fn in zip(logits or [None] * len(losses), losses, strict=True)
+    ]
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     server_opt = distil_optimizer or optax.adam(config.distil_lr)
 

@@ -1,6 +1,5 @@
 """What a method is built from, checked once at the door of its `make`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -17,7 +16,6 @@ _KINDS = {
     "transform": Transform,
     "reduce": Reduction,
     "downlink": Transform,
-    "logits": Callable,
 }
 
 

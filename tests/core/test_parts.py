@@ -17,12 +17,16 @@ METHODS = {
     for found in pkgutil.iter_modules(algorithms.__path__)
     if not found.ispkg
 }
-NAMES = {"fedper": "personal", "fedrep": "personal", "lg_fedavg": "shared"}
+REQUIRED = {
+    "fedper": {"personal": ("b",)},
+    "fedrep": {"personal": ("b",)},
+    "lg_fedavg": {"shared": ("b",)},
+    "one_shot_clustering": {"num_clusters": 2},
+}
 
 
 def config_of(name):
-    layers = {NAMES[name]: ("b",)} if name in NAMES else {}
-    return METHODS[name].Config(**layers)
+    return METHODS[name].Config(**REQUIRED.get(name, {}))
 
 
 @dataclasses.dataclass(frozen=True)
