@@ -85,7 +85,8 @@ def normalised_mean(config: Config) -> Reduction:
     plain = mean(config.weights)
 
     def identity(update):
-        return plain.identity((update, jax.ShapeDtypeStruct((), jnp.float32)))
+        weight = jax.eval_shape(lambda: jnp.zeros((), float))
+        return plain.identity((update, weight))
 
     def add(acc, updates, arrivals):
         weight = gradient_weight(config, jnp.maximum(arrivals.num_steps, 1))

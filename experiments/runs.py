@@ -13,7 +13,7 @@ from rich.console import Console
 from fedjax_core import Result, RunDirError, read_result, study
 from fedjax_core.experiments.report import show, tabulate
 from fedjax_core.result import plot, spread
-from fedjax_core.run_dir import SavedRun
+from fedjax_core.run_dir import SavedRun, read_json
 
 OVER = {"rounds": None, "bytes": "megabytes", "virtual_seconds": "virtual_seconds"}
 _USUAL = ("test_accuracy", "test_loss")
@@ -30,8 +30,8 @@ def find(directory: Path) -> list[Path]:
     if (directory / "config.json").exists():
         return [directory]
     below = sorted(path.parent for path in directory.rglob("config.json"))
-    tuning = directory / "tuning" if (directory / "study.json").exists() else None
-    found = [path for path in below if tuning not in path.parents]
+    grids = {path.with_name("tuning") for path in directory.rglob("study.json")}
+    found = [path for path in below if not grids & set(path.parents)]
     if not found:
         raise RunDirError(f"{directory} holds no run, since it has no config.json.")
     return found
@@ -191,4 +191,4 @@ def report(directories: Sequence[Path], metric: str | None, out: Path | None) ->
 
 
 def _versions(path: Path) -> Any:
-    return json.loads((path / "versions.json").read_text())[-1]
+    return read_json(path / "versions.json", list, "put it back from a copy")[-1:]

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core.map import STAGES
 from fedjax_core.result import Exclusion, Result
-from fedjax_core.run_dir import RunDir, SavedRun
+from fedjax_core.run_dir import RunDir, RunDirError, SavedRun
 
 
 def read_result(run_dir: str | os.PathLike) -> Result:
@@ -21,7 +21,15 @@ def read_result(run_dir: str | os.PathLike) -> Result:
       RunDirError: it is no run directory, or damaged.
     """
     run = SavedRun(run_dir)
-    history = History(run.config["seeds"], ())
+    seeds = run.config.get("seeds")
+    rows = run.rows("metrics")
+    there = list(dict.fromkeys(int(row["seed"]) for row in rows))
+    if not seeds or not isinstance(seeds, list) or (rows and seeds != there):
+        raise RunDirError(
+            f"{run.path / 'config.json'} must name the seeds of its tables, "
+            f"{there}, got {seeds!r}; put it back from a copy."
+        )
+    history = History(seeds, ())
     history.load(run)
     return history.result(None, run_dir=run.path)
 

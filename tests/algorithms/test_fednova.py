@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -73,6 +74,13 @@ def test_the_weight_of_gradients_is_what_they_move(mu, momentum):
         np.testing.assert_allclose(got[k], answer, rtol=1e-5)
         if not (mu and momentum):
             np.testing.assert_allclose(got[k], vector(n, 0.1, mu, momentum).sum(), 1e-5)
+
+
+def test_the_weight_has_the_precision_of_the_model():
+    with jax.enable_x64(True):
+        reduction = fednova.normalised_mean(fednova.Config())
+        kept = reduction.identity({"w": jax.ShapeDtypeStruct((3,), np.float64)})
+    assert {x.dtype for x in jax.tree.leaves(kept)} == {np.dtype(np.float64)}
 
 
 def test_with_equally_many_steps_it_is_fedprox():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -114,12 +115,22 @@ def test_what_cannot_be_shown_ends_with_one_line_and_status_2(
     Path("begun/config.json").write_text(json.dumps(config))
     Path("damaged").mkdir()
     Path("damaged/config.json").write_text("{")
+    for name, file, content in (
+        ("seedless", "config.json", "{}"),
+        ("reseeded", "config.json", json.dumps(config | {"seeds": [3]})),
+        ("unversioned", "versions.json", "{"),
+    ):
+        shutil.copytree(root / "first", name)
+        Path(name, file).write_text(content)
     first = str(root / "first")
     for argv, message in (
         (["compare", first, "empty"], "empty holds no run"),
         (["plot", first, "nowhere"], "nowhere holds no run"),
         (["report", "begun"], "begun holds no checkpoint yet"),
         (["compare", "damaged"], "config.json is not JSON of a run"),
+        (["compare", "seedless"], "must name the seeds of its tables, [0], got None"),
+        (["plot", "reseeded"], "must name the seeds of its tables, [0], got [3]"),
+        (["report", "unversioned"], "versions.json is not JSON of a run"),
         (["plot", first, "--metric", "f1"], "no metric 'f1' that all runs have"),
         (["report", first, "--metric", "f1"], "there are: test_loss, test_loss_client"),
         (["plot", first, "--over", "virtual_seconds"], "no metric 'virtual_seconds'"),
@@ -135,11 +146,13 @@ def test_what_cannot_be_shown_ends_with_one_line_and_status_2(
 
 
 def test_points_of_grids_are_not_among_the_runs(root, tmp_path):
+    out = tmp_path / "study"
     for part in ("tuning/s/m/lr=1", "runs/s/m"):
-        (tmp_path / part).mkdir(parents=True)
-        (tmp_path / part / "config.json").write_text("{}")
-    assert len(runs.find(tmp_path)) == 2
-    (tmp_path / "study.json").write_text("{}")
-    assert runs.find(tmp_path) == [tmp_path / "runs/s/m"]
+        (out / part).mkdir(parents=True)
+        (out / part / "config.json").write_text("{}")
+    assert len(runs.find(out)) == 2
+    (out / "study.json").write_text("{}")
+    assert runs.find(out) == [out / "runs/s/m"]
+    assert runs.find(tmp_path) == [out / "runs/s/m"]
     with pytest.raises(RunDirError, match="holds no run"):
-        runs.find(tmp_path / "runs/s/n")
+        runs.find(out / "runs/s/n")
