@@ -46,7 +46,10 @@ REQUIRED: dict[str, Any] = {
     "fedper": {"personal": ("b",)},
     "fedrep": {"personal": ("b",), "head": 1, "work": LocalWork(epochs=2)},
     "lg_fedavg": {"shared": ("b",)},
+    "one_shot_clustering": {"num_clusters": 2},
+    **{name: {"num_public": 5} for name in ("cfd", "fd", "fedmd")},
 }
+PUBLIC = {"x": EXAMPLES["x"][:5], "scores": np.ones((len(SIZES), 5), np.float32)}
 
 
 def averaging(config):
@@ -80,6 +83,7 @@ def test_every_method_takes_its_numbers_as_arguments(name, caplog):
         config, {k: 0.7 * v or 0.05 for k, v in numbers(config).items()}
     )
     data = getattr(module, "pool", lambda data: data)(DATA)
+    data = dataclasses.replace(data, public=PUBLIC)
     options: dict[str, Any] = RUN | {"seeds": 3, "eval_splits": ()}
     options["cohort_size"] = min(3, data.num_clients)
 
