@@ -338,19 +338,13 @@ def train(outcome: study.Outcome, method: str, setting: str, metric: str) -> np.
 
 def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list[Any]:
     """Rows (what, printed, ours, verdict) beyond the tables of the studies."""
-    rows, level = [], 0.05
+    rows: list[Any] = []
 
     def spread(values):
         return f"{np.mean(values):.3g} ± {np.std(values, ddof=1):.2g}"
 
     def seen(which):
         return f"in {which.sum()} of {len(which)} seeds"
-
-    def tested(differences):
-        if study_report.sign_flip(differences) <= level:
-            return "held"
-        opposite = study_report.sign_flip(-np.asarray(differences)) <= level
-        return "not held" if opposite else "undecided"
 
     gaps = [
         train(outcomes["gap"], "one cluster", f"{n} points", "gap")
@@ -366,7 +360,7 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
     for (n, few), (m, many) in itertools.pairwise(by_points):
         pair = f"{m} > {n} points"
         d = many[:, -1] - few[:, -1]
-        rows.append((f"gap, {pair}", "grows", spread(d), tested(d)))
+        rows.append((f"gap, {pair}", "grows", spread(d), study_report.verdict_of(d)))
     mean, largest = (
         {
             s: train(outcomes["pairs"], "one cluster", s, f"{m}_update_norm")
@@ -383,7 +377,14 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
                  spread(share), "")
             )  # fmt: skip
     d = largest["incongruent"][:, -1] - largest["congruent"][:, -1]
-    rows.append(("max norm, incongruent > congruent", "yes", spread(d), tested(d)))
+    rows.append(
+        (
+            "max norm, incongruent > congruent",
+            "yes",
+            spread(d),
+            study_report.verdict_of(d),
+        )
+    )
     cells = outcomes["clusters"].rows
     for setting in dict.fromkeys(row.setting for row in cells):
         found = train(outcomes["clusters"], "CFL", setting, "clusters")[:, -1]

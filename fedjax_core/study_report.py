@@ -72,6 +72,19 @@ def sign_flip(differences: np.ndarray) -> float:
     return float((sums >= d.sum() - slack).mean())
 
 
+def verdict_of(differences: np.ndarray, level: float = 0.05) -> str:
+    """ "held", "not held" where the opposite is significant, or "undecided".
+
+    Args:
+      differences: by how much the better one is better, ``[S]``, by seeds.
+      level: of `sign_flip`, in each direction.
+    """
+    d = np.asarray(differences)
+    if sign_flip(d) <= level:
+        return "held"
+    return "not held" if sign_flip(-d) <= level else "undecided"
+
+
 def orderings(outcome: Outcome) -> list[Ordering]:
     """Every claim of the study, tested by `sign_flip` in both directions."""
     study, found = outcome.study, []
@@ -81,10 +94,7 @@ def orderings(outcome: Outcome) -> list[Ordering]:
             gap, p, verdict = math.nan, math.nan, "undecided"
         else:
             d = (pair[0] - pair[1]) * (1 if study.higher_is_better else -1)
-            gap, p = float(d.mean()), sign_flip(d)
-            opposite = sign_flip(-d) <= study.level
-            verdict = "not held" if opposite else "undecided"
-            verdict = "held" if p <= study.level else verdict
+            gap, p, verdict = float(d.mean()), sign_flip(d), verdict_of(d, study.level)
         found.append(Ordering(better, worse, setting, gap, p, verdict))
     return found
 
