@@ -49,8 +49,8 @@ class Config:
       momentum: of the clients' SGD, in [0, 1), or None.
       persist_momentum: a client's velocity goes on where its last round ended. In
         rounds of one step there is no momentum otherwise.
-      rate_up: share of coordinates that a client sends, in (0, 1].
-      rate_down: and the server.
+      sparsity_up: a client sends one coordinate in so many, :math:`1 / p`.
+      sparsity_down: and so does the server.
       tau_max: :math:`\tau_\max`, messages that the server keeps for clients to catch
         up; a client that missed more downloads the model.
       work: local work per client and round.
@@ -59,17 +59,18 @@ class Config:
     client_lr: float = 0.1
     momentum: float | None = None
     persist_momentum: bool = True
-    rate_up: float = 1 / 400
-    rate_down: float = 1 / 400
+    sparsity_up: int = 400
+    sparsity_down: int = 400
     tau_max: int = 100
     work: LocalWork = LocalWork(steps=1)
 
     def __post_init__(self):
-        check.positive(
-            client_lr=self.client_lr, rate_up=self.rate_up, rate_down=self.rate_down
+        check.positive(client_lr=self.client_lr)
+        check.positive_int(
+            sparsity_up=self.sparsity_up,
+            sparsity_down=self.sparsity_down,
+            tau_max=self.tau_max,
         )
-        check.in_range(0.0, 1.0, rate_up=self.rate_up, rate_down=self.rate_down)
-        check.positive_int(tau_max=self.tau_max)
         if self.momentum is not None:
             check.fraction(momentum=self.momentum)
 
@@ -86,15 +87,15 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
-      transform: of what clients send, instead of `stc` with ``config.rate_up``.
-      downlink: of what the server sends, instead of `stc` with ``config.rate_down``.
+      transform: of what clients send, instead of `stc`.
+      downlink: of what the server sends, instead of `stc`.
     """
     check_parts(Config, config, loss_fn, transform=transform, downlink=downlink)
     algorithm = fedavg.make(
         fedavg.Config(client_lr=config.client_lr, work=config.work, weights="uniform"),
         loss_fn,
-        transform=transform or stc(config.rate_up),
-        downlink=_recorded(downlink or stc(config.rate_down)),
+        transform=transform or stc(1 / config.sparsity_up),
+        downlink=_recorded(downlink or stc(1 / config.sparsity_down)),
         **client_parts(config.client_lr, config.momentum, config.persist_momentum),
     )
     cached = with_cache(

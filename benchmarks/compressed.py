@@ -29,7 +29,7 @@ from fedjax_core.rounds import compiler_options
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("what", choices=["selection", "round"])
 parser.add_argument("--sizes", type=float, nargs="+", default=[1e6, 3e6, 1e7])
-parser.add_argument("--rate", type=float, default=1 / 400)
+parser.add_argument("--sparsity", type=int, default=400)
 parser.add_argument("--clients", type=int, default=50)
 parser.add_argument("--cohort", type=int, default=10)
 parser.add_argument("--steps", type=int, default=10)
@@ -88,11 +88,13 @@ def rounds(args) -> None:
     data = FederatedData(Packed(examples, np.arange(args.clients + 1) * 100))
     model = models.emnist_cnn()
     work = LocalWork(batch_size=20, steps=args.steps)
-    rate = args.rate
     methods = {
         "fedavg": fedavg.make(fedavg.Config(work=work, weights="uniform"), model.loss),
         "stc": stc.make(
-            stc.Config(work=work, rate_up=rate, rate_down=rate), model.loss
+            stc.Config(
+                work=work, sparsity_up=args.sparsity, sparsity_down=args.sparsity
+            ),
+            model.loss,
         ),
     }
     seconds = {name: [] for name in methods}
@@ -100,7 +102,7 @@ def rounds(args) -> None:
         for name, method in methods.items():
             seconds[name].append(round_seconds(method, data, model, args))
     middle = {name: statistics.median(s) for name, s in seconds.items()}
-    line = {"rate": rate, "steps": args.steps, "cohort": args.cohort}
+    line = {"sparsity": args.sparsity, "steps": args.steps, "cohort": args.cohort}
     line |= {f"{name}_s": round(s, 4) for name, s in middle.items()}
     line["over_fedavg"] = round(middle["stc"] / middle["fedavg"], 3)
     # Beside busy neighbours the fastest tells more than the median.

@@ -38,7 +38,7 @@ class Experiment:
       batch_size: examples of a local step.
       iterations: local steps of a client that takes part in every round.
       delays: local steps in a round of FedAvg, to compare.
-      rates: shares of coordinates that STC sends, to compare.
+      sparsities: of STC, which sends one coordinate in so many, to compare.
       client_lr: step size of the clients.
       step_size: of signSGD.
       momentum: where the environment has it.
@@ -55,7 +55,7 @@ class Experiment:
     batch_size: int = 10
     iterations: int = 1200
     delays: tuple[int, ...] = (25, 100, 400)
-    rates: tuple[float, ...] = (1 / 25, 1 / 100, 1 / 400)
+    sparsities: tuple[int, ...] = (25, 100, 400)
     client_lr: float = 0.1
     step_size: float = 1e-3
     momentum: float = 0.9
@@ -79,7 +79,7 @@ class Experiment:
 PRESETS = {
     "default": Experiment(),
     "smoke": Experiment(
-        num_clients=20, cohort_size=4, iterations=40, delays=(10,), rates=(1 / 25,),
+        num_clients=20, cohort_size=4, iterations=40, delays=(10,), sparsities=(25,),
         goal=0.2, num_seeds=2, environments=False,
     ),
     "paper": Experiment(
@@ -185,11 +185,15 @@ def methods(
         name = f"FedAvg {delay}" if delay > 1 else "DSGD"
         out[name] = (fedavg, config, max(1, rounds // delay), parts)
     out["signSGD"] = (signsgd, vote, rounds, {})
-    for rate in experiment.rates:
+    for sparsity in experiment.sparsities:
         config = stc.Config(
-            client_lr=lr, momentum=momentum, work=work, rate_up=rate, rate_down=rate
+            client_lr=lr,
+            momentum=momentum,
+            work=work,
+            sparsity_up=sparsity,
+            sparsity_down=sparsity,
         )
-        out[f"STC 1/{1 / rate:g}"] = (stc, config, rounds, {})
+        out[f"STC 1/{sparsity}"] = (stc, config, rounds, {})
     return out
 
 
@@ -232,7 +236,7 @@ def megabytes(result: Result, way: str, goal: float) -> tuple[float, int]:
 
 def claims(experiment: Experiment) -> list[tuple[str, str, str]]:
     """Better, worse, environment, as the figures have it."""
-    sparse = f"STC 1/{1 / experiment.rates[-1]:g}"
+    sparse = f"STC 1/{experiment.sparsities[-1]}"
     delayed = f"FedAvg {experiment.delays[-1]}"
     return [
         (sparse, delayed, "2 classes"),

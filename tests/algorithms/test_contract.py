@@ -103,7 +103,7 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
         mimelite.Config(client_lr=0.02, beta2=0.9, tau=0.1, work=WORK), loss
     ),
     "stc, momentum": lambda loss: stc.make(
-        stc.Config(momentum=0.9, rate_up=0.3, rate_down=0.3, work=WORK), loss
+        stc.Config(momentum=0.9, sparsity_up=4, sparsity_down=4, work=WORK), loss
     ),
     "signsgd": lambda loss: signsgd.make(
         signsgd.Config(step_size=0.01, work=WORK), loss

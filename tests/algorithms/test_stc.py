@@ -40,7 +40,7 @@ from fedjax_core.transform import identity
 
 D, K = 12, 3
 CONFIG = stc.Config(
-    client_lr=0.3, rate_up=0.25, rate_down=0.25, work=LocalWork(batch_size=4, steps=1)
+    client_lr=0.3, sparsity_up=4, sparsity_down=4, work=LocalWork(batch_size=4, steps=1)
 )
 
 
@@ -223,8 +223,9 @@ def test_downloads_are_one_over_the_participation_times_uploads():
 @pytest.mark.parametrize(
     ("how", "rule"),
     [
-        ({"rate_up": 0.0}, "rate_up must be > 0"),
-        ({"rate_down": 1.5}, "rate_down must be in"),
+        ({"client_lr": 0.0}, "client_lr must be > 0"),
+        ({"sparsity_up": 0}, "sparsity_up must be >= 1"),
+        ({"sparsity_down": 0}, "sparsity_down must be >= 1"),
         ({"tau_max": 0}, "tau_max must be >= 1"),
         ({"momentum": 1.0}, "momentum must be in"),
     ],
