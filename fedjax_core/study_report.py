@@ -73,7 +73,9 @@ def sign_flip(differences: np.ndarray) -> float:
 
 
 def verdict_of(differences: np.ndarray, level: float = 0.05) -> str:
-    """ "held", "not held" where the opposite is significant, or "undecided".
+    """Whether an ordering is "held", "not held" or "undecided", by `sign_flip`.
+
+    "not held" where the opposite is significant.
 
     Args:
       differences: by how much the better one is better, ``[S]``, by seeds.
