@@ -107,7 +107,8 @@ def test_features_are_what_the_head_receives():
     expected = np.maximum(X @ body["kernel"] + body["bias"], 0)
     np.testing.assert_allclose(h, expected, rtol=1e-5, atol=1e-6)
     assert pretrain.features(MODEL, "Dense_1", params, X[:0]).shape == (0, 5)
-    losses = MODEL.metrics(params, {"x": X, "y": np.zeros(20, np.int32)})["loss"]
+    batch: Any = {"x": X, "y": np.zeros(20, np.int32)}
+    losses = MODEL.metrics(params, batch)["loss"]
     logits = h @ head["kernel"].T + head["bias"]
     expected = np.log(np.exp(logits).sum(1)) - logits[:, 0]
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
