@@ -88,7 +88,7 @@ class Experiment:
       alphas: concentrations of the split.
       cohort: share of the clients in a round.
       rounds: of every run but those of one round.
-      one_shot_epochs: local epochs there.
+      one_shot_epochs: local and public epochs there.
       num_seeds: independent runs of each method.
       client_lr: of clients' Adam.
       linear_lr: of it where heads alone are trained.
@@ -101,6 +101,7 @@ class Experiment:
       batch_size: of local training.
       local_epochs: of every round but that of table 7.3.
       public_batch_size: of distillation.
+      public_epochs: of distillation in all other rounds; in the paper 1, of 625 steps.
       methods: names of those that tables compare.
       tables: which to make.
       out: directory of the studies; it goes on with what is there.
@@ -113,14 +114,14 @@ class Experiment:
     )
     size: int = 12
     model: Literal["cnn", "resnet8", "mobilenet_v2"] = "cnn"
-    num_train: int = 6000
+    num_train: int = 5000
     num_public: int = 1000
     num_negatives: int = 1500
     num_clients: int = 20
     alphas: tuple[float, ...] = (0.01, 100.0)
     cohort: float = 0.4
     rounds: int = 12
-    one_shot_epochs: int = 10
+    one_shot_epochs: int = 15
     num_seeds: int = 5
     client_lr: float = 1e-3
     linear_lr: float = 1e-2
@@ -141,6 +142,7 @@ class Experiment:
     batch_size: int = 20
     local_epochs: int = 1
     public_batch_size: int = 32
+    public_epochs: int = 3
     methods: tuple[str, ...] = NAMES
     tables: tuple[str, ...] = TABLES
     out: Path = Path("runs/fedaux_tables")
@@ -150,7 +152,9 @@ class Experiment:
             size=self.size, num_clients=self.num_clients, rounds=self.rounds,
             num_seeds=self.num_seeds, one_shot_epochs=self.one_shot_epochs,
             num_train=self.num_train, num_public=self.num_public,
-            num_negatives=self.num_negatives,
+            num_negatives=self.num_negatives, batch_size=self.batch_size,
+            local_epochs=self.local_epochs, public_epochs=self.public_epochs,
+            public_batch_size=self.public_batch_size,
         )  # fmt: skip
         check.positive(
             client_lr=self.client_lr,
@@ -209,6 +213,7 @@ PRESETS = {
         batch_size=32,
         local_epochs=1,
         public_batch_size=128,
+        public_epochs=1,
         distil_lr=5e-5,
         epsilons=(0.0, 0.5, 0.1, 0.04),
         pretraining=pretrain.Config(),
@@ -336,7 +341,10 @@ def methods(
     common: dict[str, Any] = {"client_lr": lr, "work": work}
     taught = common | {
         "distil_lr": experiment.distil_lr,
-        "public_work": LocalWork(batch_size=experiment.public_batch_size),
+        "public_work": LocalWork(
+            batch_size=experiment.public_batch_size,
+            epochs=epochs or experiment.public_epochs,
+        ),
     }
     kinds: dict[str, tuple[Any, Any]] = {
         "FedAvg": (fedavg, fedavg.Config(**common)),

@@ -107,7 +107,7 @@ def test_features_are_what_the_head_receives():
     expected = np.maximum(X @ body["kernel"] + body["bias"], 0)
     np.testing.assert_allclose(h, expected, rtol=1e-5, atol=1e-6)
     assert pretrain.features(MODEL, "Dense_1", params, X[:0]).shape == (0, 5)
-    batch = {"x": jnp.asarray(X), "y": jnp.zeros(20, jnp.int32)}
+    batch: Any = {"x": X, "y": np.zeros(20, np.int32)}
     losses = MODEL.metrics(params, batch)["loss"]
     logits = h @ head["kernel"].T + head["bias"]
     expected = np.log(np.exp(logits).sum(1)) - logits[:, 0]
