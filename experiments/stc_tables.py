@@ -53,7 +53,7 @@ class Experiment:
     num_clients: int = 100
     cohort_size: int = 10
     batch_size: int = 10
-    iterations: int = 1200
+    iterations: int = 800
     delays: tuple[int, ...] = (25, 100, 400)
     sparsities: tuple[int, ...] = (25, 100, 400)
     client_lr: float = 0.1
