@@ -70,7 +70,7 @@ class Experiment:
 PRESETS = {
     "default": Experiment(),
     "smoke": Experiment(
-        iterations=20, measured_iterations=20, delays=(1, 10), rates=(0.1, 0.01),
+        iterations=20, measured_iterations=20, delays=(1,), rates=(0.1, 0.01),
         hidden=60, num_seeds=2,
     ),
     "paper": Experiment(iterations=60_000, delays=(1, 10, 100, 1000), num_seeds=5),

@@ -53,7 +53,7 @@ class Experiment:
     num_clients: int = 100
     cohort_size: int = 10
     batch_size: int = 10
-    iterations: int = 1200
+    iterations: int = 800
     delays: tuple[int, ...] = (25, 100, 400)
     sparsities: tuple[int, ...] = (25, 100, 400)
     client_lr: float = 0.1
@@ -289,7 +289,7 @@ def show_bits(experiment: Experiment, results: dict[str, Result], console: Any) 
         f"one participant to {experiment.goal:.0%}, how many seeds get there, accuracy "
         f"at the end; in brackets printed, of CIFAR-10 to 84 %"
     )
-    console.print(tabulate((*columns, "end"), rows, title=title))
+    console.print(tabulate(columns, rows, title=title))
     share = experiment.cohort_size / experiment.num_clients
     expected = [f"{download_ratio(share, way):.4g}" for way in ("stc", "signsgd")]
     console.print(
