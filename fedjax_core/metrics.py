@@ -56,6 +56,14 @@ class Sum(NamedTuple):
         return self.total
 
 
+def _add(
+    a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """The sum of two numbers of two limbs of 32 bits, the higher one first."""
+    low = a[1] + b[1]
+    return a[0] + b[0] + (low < a[1]).astype(jnp.uint32), low
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bits:
@@ -91,9 +99,8 @@ class Bits:
 
     def __add__(self, other: "Bits | int | np.integer | jax.Array") -> Self:
         other = other if isinstance(other, Bits) else self.of(other)
-        low = self.low + other.low
-        carry = (low < self.low).astype(jnp.uint32)
-        return dataclasses.replace(self, high=self.high + other.high + carry, low=low)
+        high, low = _add((self.high, self.low), (other.high, other.low))
+        return dataclasses.replace(self, high=high, low=low)
 
     __radd__ = __add__
 
@@ -110,14 +117,11 @@ class Bits:
         return dataclasses.replace(self, high=high, low=self.low * times)
 
     def sum(self, axis: int = 0) -> Self:
-        """The sum over an axis of at most 2^24 entries."""
-        total = Bits.of(0)
-        for shift in range(56, -1, -8):
-            limb = self.high if shift >= 32 else self.low
-            byte = (limb >> (shift % 32)) & jnp.uint32(255)
-            part = Bits.of(byte.sum(axis, dtype=jnp.uint32))
-            total = total * 256 + part
-        return dataclasses.replace(self, high=total.high, low=total.low)
+        """The sum over an axis."""
+        zero = (jnp.uint32(0), jnp.uint32(0))
+        axis = axis % self.ndim
+        high, low = jax.lax.reduce((self.high, self.low), zero, _add, (axis,))
+        return dataclasses.replace(self, high=high, low=low)
 
     def minimum(self, other: "Bits") -> Self:
         """The smaller of both."""
