@@ -301,12 +301,9 @@ def test_eager_blocks_of_3_equal_compiled_blocks_of_1(name):
     assert_same((eager, [metrics]), (compiled, [same]))
 
 
-def test_eight_devices_equal_one(runner, expected):
+def test_seeds_over_scanned_rounds_on_eight_devices_equal_loops_on_one(runner):
+    # Without padding, where the loops have it, and in blocks of two.
     how = Execution(block_size=2, mesh=client_mesh(jax.devices()[:8]))
-    assert_same(runner(how=how, round=jax.jit(runner.algorithm.round)), expected)
-
-
-def test_seeds_over_scanned_rounds_without_padding_equal_loops_with_padding(runner):
     cohorts = [COHORTS, COHORTS[::-1]]
     starts = [
         runner.state._replace(
@@ -315,7 +312,7 @@ def test_seeds_over_scanned_rounds_without_padding_equal_loops_with_padding(runn
         for s in range(2)
     ]
     plans = [
-        stacked([runner.plan(ids, t, slots=4) for t, ids in enumerate(c)])
+        stacked([runner.plan(ids, t, how, slots=4) for t, ids in enumerate(c)])
         for c in cohorts
     ]
     assert all(p.client_mask.all() for p in plans)
