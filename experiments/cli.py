@@ -228,19 +228,23 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     _add_processes(how)
     chosen, rest = how.parse_known_args(argv)
     presets = ", ".join(module.PRESETS)
-    experiment = tyro.cli(
-        module.Experiment,
-        prog=how.prog,
-        args=rest,
-        default=module.PRESETS[chosen.preset],
-        description=(
-            f"{module.__doc__}\n\nBesides the options below: --preset NAME sets their "
-            f"defaults ({presets}); --devices N splits the CPU into N devices "
-            f"(default: its cores); --distributed joins processes on several hosts, "
-            f"found by Slurm, Open MPI or a TPU pod, or else by --coordinator "
-            f"HOST:PORT --process-id I --num-processes N."
-        ),
+    description = (
+        f"{module.__doc__}\n\nBesides the options below: --preset NAME sets their "
+        f"defaults ({presets}); --devices N splits the CPU into N devices (default: "
+        f"its cores); --distributed joins processes on several hosts, found by Slurm, "
+        f"Open MPI or a TPU pod, or else by --coordinator HOST:PORT --process-id I "
+        f"--num-processes N."
     )
+    try:
+        experiment = tyro.cli(
+            module.Experiment,
+            prog=how.prog,
+            args=rest,
+            default=module.PRESETS[chosen.preset],
+            description=description,
+        )
+    except ValueError as error:  # older versions of tyro pass it on
+        how.error(str(error))
     if chosen.devices is not None and chosen.devices < 1:
         how.error(f"--devices must be >= 1, got {chosen.devices}")
     typed = shlex.join(["fedjax-core", "run", name, *argv])
@@ -267,7 +271,7 @@ def _resume(args: argparse.Namespace, rest: Sequence[str]) -> int:
             default=module.PRESETS.get(made.preset, module.PRESETS["default"]),
             console_outputs=False,
         )
-    except SystemExit:
+    except (SystemExit, ValueError):
         return _refused(
             f"{out / command.FILE} has settings that {made.experiment} does not take: "
             f"{shlex.join(made.options)}."

@@ -56,7 +56,7 @@ def gather(directories: Sequence[Path]) -> dict[str, Result]:
             if any(set(result.seeds) & set(other.seeds) for other in seen):
                 key = str(path)  # the same run twice is no error bar
             groups.setdefault(key, {})[path] = result
-    everything = [path for group in groups.values() for path in group]
+    everything = [path.absolute() for group in groups.values() for path in group]
     root = os.path.commonpath(everything) if len(everything) > 1 else ""
     out = {}
     for group in groups.values():

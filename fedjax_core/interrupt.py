@@ -32,7 +32,7 @@ class HeldInterrupt:
 
     def _note(self, *_: Any) -> None:
         self.came = True
-        if sys.stderr.isatty():
+        if sys.stderr and sys.stderr.isatty():
             # Not by sys.stderr, in whose own writing this may come.
             os.write(sys.stderr.fileno(), _NOTICE)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -59,6 +59,8 @@ def test_runs_are_compared_as_they_stand(root, capsys, monkeypatch):
     assert cli.main(["compare", "first", "other"]) == 0
     out = capsys.readouterr().out
     (first,), other = losses(root / "first", 2), losses(root / "other", 2)
+    # Paths may be relative and absolute.
+    assert list(runs.gather([Path("first"), root / "other"])) == ["first", "other"]
     (line,) = [line for line in out.splitlines() if "test_loss " in line]
     cells = [cell.strip() for cell in line.strip("│").split("│")]
     spread = f"{np.mean(other):.4g} ± {np.std(other, ddof=1):.4g}"
