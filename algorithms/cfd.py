@@ -40,14 +40,13 @@ from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.compress.labels import num_label_vectors, soft_labels
 from fedjax_core.distillation import (
     LogitsFn,
+    first_inputs,
     labelling_clients,
     predict,
-    public_inputs,
 )
 from fedjax_core.local import init_bytes
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bits
-from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean, select
 from fedjax_core.transform import (
     Message,
@@ -132,13 +131,10 @@ def make(
 
     The arguments are those of `fedjax_core.algorithms.fd.make`.
     """
-    check_parts(
-        Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, reduce=reduce,
-    )  # fmt: skip
     plugs = distillation.plugs(
-        config, loss_fn, client_optimizer, distil_optimizer, logits
-    )
+        Config, config, loss_fn, client_optimizer, distil_optimizer, logits,
+        reduce=reduce,
+    )  # fmt: skip
     reduce = reduce or mean("uniform")
     up, down = (
         identity() if bits == 32 else soft_labels(bits, delta=config.delta)
@@ -159,8 +155,7 @@ def make(
         return State(params, params if dual else (), initial, nothing, clients)
 
     def round(state, cohort, key):
-        public = public_inputs(cohort, config.num_public)
-        public = {name: x[: config.num_public] for name, x in public.items()}
+        public = first_inputs(cohort, config.num_public)
         shared = (state.student if dual else state.params, public, state.labels)
         results = map_clients(
             client, shared, cohort, key, reduce=reduce, client_state=state.clients

@@ -41,7 +41,6 @@ from fedjax_core.distillation import (
 from fedjax_core.local import init_bytes
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
-from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import Algorithm, LossFn, Params
 
@@ -102,13 +101,10 @@ def make(
       logits: of a model with dropout or running statistics, in evaluation:
         `fedjax_core.distillation.logits_of_model`.
     """
-    check_parts(
-        Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, reduce=reduce,
-    )  # fmt: skip
     plugs = distillation.plugs(
-        config, loss_fn, client_optimizer, distil_optimizer, logits
-    )
+        Config, config, loss_fn, client_optimizer, distil_optimizer, logits,
+        reduce=reduce,
+    )  # fmt: skip
     reduce = reduce or mean("uniform")
     client = labelling_clients(loss_fn, plugs.client, plugs.logits)
     n = config.num_public

@@ -52,7 +52,6 @@ from fedjax_core.distillation import (
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import disjoint_passes, map_clients
 from fedjax_core.metrics import Bytes
-from fedjax_core.parts import check_parts
 from fedjax_core.pretrain import on_features
 from fedjax_core.privacy.logistic import Certainty, CertaintyConfig, certainty
 from fedjax_core.reduce import mean, total
@@ -169,17 +168,12 @@ def make_mixed(
 
     Arguments are those of `make`, one for each prototype.
     """
-    parts = []
-    for loss_fn, logits_fn in zip(losses, logits or [None] * len(losses), strict=True):
-        check_parts(
-            Config, config, loss_fn, client_optimizer=client_optimizer,
-            distil_optimizer=distil_optimizer,
-        )  # fmt: skip
-        parts.append(
-            distillation.plugs(
-                config, loss_fn, client_optimizer, distil_optimizer, logits_fn
-            )
+    parts = [
+        distillation.plugs(
+            Config, config, loss_fn, client_optimizer, distil_optimizer, own
         )
+        for loss_fn, own in zip(losses, logits or [None] * len(losses), strict=True)
+    ]
 
     def client(loss_fn: LossFn, plugs: distillation.Plugs) -> ClientProgram:
         def outputs(params, received):

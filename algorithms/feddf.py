@@ -35,7 +35,6 @@ from fedjax_core.distillation import (
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
-from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean, total
 from fedjax_core.types import (
     Algorithm,
@@ -115,12 +114,8 @@ def make(
       teacher: what is distilled.
       average: as in `fedjax_core.distillation.distil`.
     """
-    check_parts(
-        Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer,
-    )  # fmt: skip
     plugs = distillation.plugs(
-        config, loss_fn, client_optimizer, distil_optimizer, logits
+        Config, config, loss_fn, client_optimizer, distil_optimizer, logits
     )
     taught = teacher(plugs.logits)
     client = with_outputs(local_sgd(loss_fn, plugs.client), taught.says)

@@ -39,14 +39,13 @@ from fedjax_core import check, distillation, random
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.distillation import (
     LogitsFn,
+    first_inputs,
     predict,
-    public_inputs,
     soft_loss,
 )
 from fedjax_core.local import batch_loss, init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
-from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import (
     Algorithm,
@@ -160,13 +159,10 @@ def make(
     In evaluations "personal" is the clients' models; the server's is the one at the
     start. The arguments are those of `fedjax_core.algorithms.fd.make`.
     """
-    check_parts(
-        Config, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, reduce=reduce,
-    )  # fmt: skip
     plugs = distillation.plugs(
-        config, loss_fn, client_optimizer, distil_optimizer, logits
-    )
+        Config, config, loss_fn, client_optimizer, distil_optimizer, logits,
+        reduce=reduce,
+    )  # fmt: skip
     reduce = reduce or mean("uniform")
     client = client_program(config, loss_fn, plugs)
     shape = (config.num_public, config.num_classes)
@@ -176,8 +172,8 @@ def make(
         return State(params, labels, repeat_rows(params, num_clients))
 
     def round(state, cohort, key):
-        public, n = public_inputs(cohort, config.num_public), config.num_public
-        public, labels = {name: x[:n] for name, x in public.items()}, state.labels
+        n, labels = config.num_public, state.labels
+        public = first_inputs(cohort, n)
         if config.pretrain:
             own = jax.nn.one_hot(cohort.public["y"][:n], config.num_classes)
             labels = jnp.where(cohort.round == 0, own, labels)

@@ -38,6 +38,7 @@ from fedjax_core.local import local_sgd
 from fedjax_core.map import all_finite
 from fedjax_core.metrics import Bytes, Mean, value
 from fedjax_core.models.model import Model
+from fedjax_core.parts import check_parts
 from fedjax_core.types import (
     Batch,
     ClientProgram,
@@ -190,17 +191,24 @@ class Plugs(NamedTuple):
 
 
 def plugs(
+    kind: type,
     config: Config,
     loss_fn: LossFn,
     client_optimizer: optax.GradientTransformation | None,
     distil_optimizer: optax.GradientTransformation | None,
     logits: LogitsFn | None,
+    **parts: Any,
 ) -> Plugs:
     """What is given, or SGD on clients, Adam in distillation and `logits_of_loss`.
 
     Raises:
-      TypeError: `logits` is no function.
+      TypeError: one of them, or of `parts`, is not what `check_parts` asks for, or
+        `logits` is no function.
     """
+    check_parts(
+        kind, config, loss_fn, client_optimizer=client_optimizer,
+        distil_optimizer=distil_optimizer, **parts,
+    )  # fmt: skip
     if logits is None:
         logits = logits_of_loss(loss_fn, config.num_classes)
     if not callable(logits):
@@ -253,6 +261,11 @@ def public_inputs(cohort: Cohort, at_least: int = 1) -> dict[str, jax.Array]:
             f"...}}), got {0 if x is None else len(x)}."
         )
     return {"x": jnp.asarray(x)}
+
+
+def first_inputs(cohort: Cohort, n: int) -> dict[str, jax.Array]:
+    """The first n of `public_inputs`."""
+    return {name: x[:n] for name, x in public_inputs(cohort, n).items()}
 
 
 STRATEGIES = ("random", "entropy", "certainty", "margin")
