@@ -43,13 +43,14 @@ import optax
 from fedjax_core import check, server
 from fedjax_core.algorithms.fedavg import Program
 from fedjax_core.arrays import along_rows, num_bytes, repeat_rows
-from fedjax_core.clusters.bipartition import separation
+from fedjax_core.clusters.bipartition import Cut, separation
 from fedjax_core.clusters.criteria import inspect, worth_splitting
 from fedjax_core.clusters.members import (
     Mine,
     cluster_means,
     in_cluster,
     remembering,
+    weights_of,
 )
 from fedjax_core.clusters.secret import SharedMap, no_map
 from fedjax_core.clusters.tree import Tree, complete, divide, prune, seedling
@@ -167,11 +168,10 @@ def make(
             each=Mine(jnp.maximum(leaf, 0), cohort.client_id),
         )
         update, arrived = results.update, results.valid
-        weights = cohort.num_examples
-        if config.weights == "uniform":
-            weights = jnp.ones_like(weights)
+        weights = weights_of(cohort, config.weights)
         cluster = jnp.where(arrived, leaf, -1)
         seen = inspect(trained(update), cluster, weights, nodes)
+        cut = Cut(seen.part, seen.cross)
         broken = cohort.client_mask & (leaf >= 0) & ~arrived & config.robust
         whole = complete(state.tree, arrived | broken, cohort)
         seen = seen._replace(cross=jnp.where(whole, seen.cross, jnp.inf))
@@ -204,7 +204,7 @@ def make(
         }
         if "cluster" in cohort.public:
             truth = cohort.public["cluster"][cohort.client_id]
-            gap = separation(seen.similarity, truth, cluster, nodes).gap
+            gap = separation(seen.similarity, truth, cluster, nodes, cut=cut).gap
             widest = gap.max()
             metrics["gap"] = jnp.where(jnp.isfinite(widest), widest, jnp.nan)
         root = jax.tree.map(lambda m: m[0], models)

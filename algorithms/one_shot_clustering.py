@@ -36,6 +36,7 @@ from fedjax_core.clusters.members import (
     in_cluster,
     lookup,
     remembering,
+    weights_of,
 )
 from fedjax_core.clusters.secret import no_map
 from fedjax_core.clusters.similarity import row_norms
@@ -140,9 +141,7 @@ def make(
         ids = jnp.where(valid & new, cohort.client_id, len(state.label))
         label = state.label.at[ids].set(joined, mode="drop")
 
-        weights = cohort.num_examples
-        if config.weights == "uniform":
-            weights = jnp.ones_like(weights)
+        weights = weights_of(cohort, config.weights)
         counts = jnp.where(valid & (first | ~new), joined, -1)
         means = cluster_means(results.update, counts, weights, K + 1)
         models = jax.vmap(server.move)(state.models, trained(means), means)

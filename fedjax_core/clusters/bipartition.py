@@ -104,6 +104,8 @@ def separation(
     truth: ArrayLike,
     cluster: ArrayLike | None = None,
     num_clusters: int = 1,
+    *,
+    cut: Cut | None = None,
 ) -> Separation:
     """Measures the separation gap where it is known who has which distribution.
 
@@ -112,11 +114,12 @@ def separation(
       truth: ``[M]``, the distribution of each client.
       cluster: see `bipartition`.
       num_clusters: K.
+      cut: what `bipartition` makes of these, where that is known already.
 
     References:
       Sattler, 2021, Definition of g and Corollary 2.
     """
-    cut = bipartition(similarity, cluster, num_clusters)
+    cut = cut or bipartition(similarity, cluster, num_clusters)
     S, cluster = _checked(similarity, cluster, num_clusters)
     truth = jnp.asarray(truth)
     pairs = _together(cluster) & (truth[:, None] == truth[None, :])

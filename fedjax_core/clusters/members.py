@@ -1,13 +1,13 @@
 """Clients that train the model of their cluster, and their means."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_core.arrays import flat_rows, wide
 from fedjax_core.clusters.secret import SharedMap
-from fedjax_core.types import ClientProgram, PyTree, trained, with_trained
+from fedjax_core.types import ClientProgram, Cohort, PyTree, trained, with_trained
 
 
 class Mine(NamedTuple):
@@ -75,6 +75,12 @@ def lookup(table: jax.Array, client_id: jax.Array) -> jax.Array:
     """Entries ``[C]`` of a table ``[N]`` by client, -1 for padding and past its end."""
     at = jnp.where(client_id < 0, len(table), client_id)
     return table.at[at].get(mode="fill", fill_value=-1)
+
+
+def weights_of(cohort: Cohort, by: Literal["examples", "uniform"]) -> jax.Array:
+    """What clients weigh in the means of their clusters, ``[C]``."""
+    sizes = cohort.num_examples
+    return sizes if by == "examples" else jnp.ones_like(sizes)
 
 
 def cluster_means(
