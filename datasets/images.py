@@ -36,6 +36,15 @@ def to_float(images: np.ndarray) -> np.ndarray:
     return x[..., None] if x.ndim == 3 else x
 
 
+def as_vectors(data: Dataset) -> Dataset:
+    """The same examples with every image as a row of pixels, x ``[n, d]``."""
+
+    def flat(split: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {**split, "x": split["x"].reshape(len(split["x"]), -1)}
+
+    return data._replace(train=flat(data.train), test=flat(data.test))
+
+
 def to_labels(
     path: Path | str,
     where: str,

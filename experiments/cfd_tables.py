@@ -25,8 +25,20 @@ from fedjax_core.algorithms import cfd, fd, fedavg
 from fedjax_core.compress.labels import break_even_agreement, fit_power_law
 from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import cifar, digits, images, mnist, partition
-from fedjax_core.experiments.report import check_each, tabulate
-from fedjax_core.study_report import Table, markdown, tables, verdict_of, write
+from fedjax_core.experiments.report import (
+    check_each,
+    of_participant,
+    tabulate,
+    write_page,
+)
+from fedjax_core.study_report import (
+    Table,
+    markdown,
+    tables,
+    text_of,
+    verdict_of,
+    write,
+)
 
 PARTS = ("table 5.1", "table 5.2", "figure 5.1", "figure 5.2", "figure 5.4")
 
@@ -190,9 +202,7 @@ def load(experiment: Experiment) -> tuple[Dataset, np.ndarray]:
     train = {k: x[rows[: experiment.num_train]] for k, x in whole.train.items()}
     rows = rng.permutation(len(whole.test["y"]))[: experiment.num_test]
     test = {k: x[rows] for k, x in whole.test.items()}
-    for part in (train, test):
-        part["x"] = part["x"].reshape(len(part["x"]), -1)
-    return Dataset(train, test), public.reshape(len(public), -1)
+    return images.as_vectors(Dataset(train, test)), public.reshape(len(public), -1)
 
 
 def settings(
@@ -326,9 +336,7 @@ def _by_name(runs: Sequence[study.Row]) -> dict[tuple[str, str], Result | None]:
 
 def _megabytes(result: Result, name: str, until: np.ndarray) -> np.ndarray:
     """What one participant sent or received up to a round, for each seed; ``[S]``."""
-    train = result.train
-    each = train[name].astype(np.float64) / np.maximum(train["valid_clients"], 1) / 1e6
-    total = each.cumsum(1)
+    total = of_participant(result, name).cumsum(1)
     last = np.clip(np.nan_to_num(until, nan=1).astype(int), 1, result.rounds) - 1
     return np.where(np.isnan(until), np.nan, total[np.arange(len(total)), last])
 
@@ -375,8 +383,7 @@ def entropies(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
             result = found[method, _name(alpha)]
             if result is None:
                 continue
-            sent = result.train["uplink_bytes"].astype(np.float64)
-            bits = (8 * sent / np.maximum(result.train["valid_clients"], 1) / n).mean(0)
+            bits = (8e6 * of_participant(result, "uplink_bytes") / n).mean(0)
             c, d = fit_power_law(np.arange(1, len(bits) + 1), bits)
             cells = (f"{bits[0]:.3f}", f"{bits[-1]:.3f}", f"{c:.2f} t^{-d:+.3f}")
             rows.append((f"{method}, {_name(alpha)}", *cells))
@@ -429,18 +436,10 @@ def main(experiment: Experiment) -> None:
                 orderings(experiment, outcome.rows),
             ]
             shown = extra
-            parts += [_text(table) for table in extra]
+            parts += map(text_of, extra)
         for table in shown:
             title = f"{name}: {table.title}"
             console.print(tabulate(table.header, table.rows, title=title))
         console.print(f"page of {name}: {write(outcome)}", highlight=False)
-    page = experiment.out / "cfd_tables.md"
-    page.write_text("\n".join(parts), "utf-8")
     console.print(LIMITS, soft_wrap=True)
-    console.print(f"page: {page}", highlight=False)
-
-
-def _text(table: Table) -> str:
-    lines = [table.header, ["---"] * len(table.header), *table.rows]
-    body = [f"| {' | '.join(cells)} |" for cells in lines]
-    return "\n".join([f"## {table.title}", "", *body, ""])
+    write_page(parts, experiment.out / "cfd_tables.md", console)

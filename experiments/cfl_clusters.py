@@ -24,10 +24,18 @@ from fedjax_core import Full, LocalWork, check, models, study, study_report
 from fedjax_core.algorithms import cfl, fedavg, local_only, one_shot_clustering
 from fedjax_core.attacks import by_mark, random_update
 from fedjax_core.data.packed import Dataset, FederatedData
-from fedjax_core.datasets import cifar, digits, fashion_mnist, mnist, partition
+from fedjax_core.datasets import cifar, digits, fashion_mnist, images, mnist, partition
 from fedjax_core.datasets.adversaries import KINDS, adversaries
-from fedjax_core.experiments.report import band, check_each, panels, save, tabulate
+from fedjax_core.experiments.report import (
+    band,
+    check_each,
+    panels,
+    save,
+    tabulate,
+    write_page,
+)
 from fedjax_core.local import local_sgd
+from fedjax_core.result import spread
 from fedjax_core.robust.rules import (
     coordinate_median,
     geometric_median,
@@ -150,8 +158,7 @@ def load(experiment: Experiment) -> Dataset:
         return digits.load()
     readers = {"mnist": mnist.load, "fashion_mnist": fashion_mnist.load}
     whole = readers.get(experiment.data, cifar.load_cifar10)(experiment.path)
-    splits = ({"x": s["x"].reshape(len(s["y"]), -1), "y": s["y"]} for s in whole[:2])
-    return Dataset(*splits)
+    return images.as_vectors(whole)
 
 
 def _seeds(experiment: Experiment) -> range:
@@ -340,9 +347,6 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
     """Rows (what, printed, ours, verdict) beyond the tables of the studies."""
     rows: list[Any] = []
 
-    def spread(values):
-        return f"{np.mean(values):.3g} ± {np.std(values, ddof=1):.2g}"
-
     def seen(which):
         return f"in {which.sum()} of {len(which)} seeds"
 
@@ -507,12 +511,9 @@ def main(experiment: Experiment) -> None:
     header = ("what", "printed", "ours", "")
     rows = [tuple(map(str, row)) for row in findings(experiment, outcomes)]
     console.print(tabulate(header, rows, title="Findings"))
-    page += ["# Findings\n", "| what | printed | ours | |", "| --- | --- | --- | --- |"]
-    page += [f"| {' | '.join(row)} |" for row in rows]
-    page += ["\n![figures](figures.png)\n", "# What this setting can't show\n"]
-    page += [f"- {line}" for line in limits(experiment)]
-    for sentence in limits(experiment):
-        console.print(f"- {sentence}", highlight=False)
-    out = experiment.out / "summary.md"
-    out.write_text("\n".join(page) + "\n", "utf-8")
-    console.print(f"summary: {out}", highlight=False)
+    said = [f"- {sentence}" for sentence in limits(experiment)]
+    page += [study_report.text_of(study_report.Table("Findings", header, rows))]
+    page += ["![figures](figures.png)\n", "# What this setting can't show\n", *said]
+    for sentence in said:
+        console.print(sentence, highlight=False)
+    write_page(page, experiment.out / "summary.md", console)

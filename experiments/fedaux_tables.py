@@ -37,10 +37,11 @@ from fedjax_core.data.readers import npz
 from fedjax_core.data.splits import split_public
 from fedjax_core.datasets import digits, images, partition
 from fedjax_core.distillation import logits_of_model
-from fedjax_core.experiments.report import panels, save, show_study
+from fedjax_core.experiments.report import panels, save, show_study, write_page
 from fedjax_core.personal import split
 from fedjax_core.prototypes import as_one
 from fedjax_core.scorers import SCORERS, nearest, score
+from fedjax_core.study_report import markdown
 
 TABLES = ("7.1", "7.2", "7.3", "7.4", "7.5", "7.7", "7.8")
 
@@ -663,12 +664,9 @@ def main(experiment: Experiment) -> None:
     parts = ["# FedAUX, reduced\n", *(f"* {note}" for note in said), ""]
     for name, this in make_studies(experiment, problem).items():
         console.rule(name)
-        where = experiment.out / name
-        show_study(this, where)
-        parts += [f"# {name}\n", (where / "table.md").read_text("utf-8")]
+        outcome = show_study(this, experiment.out / name)
+        parts += [f"# {name}\n", markdown(outcome)]
     audit(experiment, problem, console)
     for note in said:
         console.print(f"* {note}", highlight=False)
-    page = experiment.out / "report.md"
-    page.write_text("\n".join(parts), "utf-8")
-    console.print(f"report: {page}", highlight=False)
+    write_page(parts, experiment.out / "report.md", console)

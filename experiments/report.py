@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import study, study_report
+from fedjax_core import Result, study, study_report
 from fedjax_core.networks import asynchronous, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Channel, Operator
@@ -119,9 +119,11 @@ def tabulate(
     return out
 
 
-def show_study(this: study.Study, out: Path) -> None:
+def show_study(this: study.Study, out: Path) -> study.Outcome:
     """Runs a study, prints its tables and says where its page is."""
-    show(study.run(this, out))
+    outcome = study.run(this, out)
+    show(outcome)
+    return outcome
 
 
 def show(outcome: study.Outcome) -> None:
@@ -161,6 +163,24 @@ def write(figure: Any, path: Path, dpi: int = 150) -> None:
     if is_first():
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=dpi)
+
+
+def write_page(parts: Sequence[str], path: Path, console: Console) -> None:
+    """Writes a page of Markdown, in the first of several processes, and says where."""
+    if is_first():
+        path.write_text("\n".join(parts) + "\n", "utf-8")
+    console.print(f"page: {path}", highlight=False)
+
+
+def of_participant(result: Result, name: str) -> np.ndarray:
+    """Megabytes that one participant sends or receives in a round, ``[S, rounds]``.
+
+    Args:
+      result: of a run.
+      name: "uplink_bytes" or "downlink_bytes".
+    """
+    clients = np.maximum(result.train["valid_clients"], 1)
+    return result.train[name].astype(np.float64) / clients / 1e6
 
 
 def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:

@@ -22,8 +22,8 @@ from fedjax_core.algorithms import fedavg, signsgd, stc
 from fedjax_core.compress.theory import download_ratio
 from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import cifar, digits, images, mnist, partition
-from fedjax_core.experiments.report import panels, save, tabulate
-from fedjax_core.study_report import sign_flip
+from fedjax_core.experiments.report import of_participant, panels, save, tabulate
+from fedjax_core.study_report import verdict_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,19 +110,10 @@ def load(experiment: Experiment) -> tuple[Dataset, Model]:
     if experiment.data == "cifar10":
         return cifar.load_cifar10(path), models.vgg11_small()
     if experiment.data == "mnist":
-        return _flat(mnist.load(path)), models.logistic_regression(784, 10)
+        return images.as_vectors(mnist.load(path)), models.logistic_regression(784, 10)
     file = images.find_npz(path, ("usps.npz",)) or path / "usps.npz"
     data = images.from_npz(file, 10, (16, 16), (None, None))
-    return _flat(data), models.mlp(256, 10, hidden=(100, 100))
-
-
-def _flat(pooled: Dataset) -> Dataset:
-    """Images as vectors."""
-    train, test = (
-        {"x": split["x"].reshape(len(split["y"]), -1), "y": split["y"]}
-        for split in (pooled.train, pooled.test)
-    )
-    return Dataset(train, test)
+    return images.as_vectors(data), models.mlp(256, 10, hidden=(100, 100))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,10 +189,14 @@ def methods(
 
 
 def run(
-    experiment: Experiment, name: str, environment: Environment, which: Any = None
+    experiment: Experiment,
+    loaded: tuple[Dataset, Model],
+    name: str,
+    environment: Environment,
+    which: Any = None,
 ) -> dict[str, Result]:
     """A result for every method (or those that `which` names), recorded."""
-    pooled, model = load(experiment)
+    pooled, model = loaded
     data = split(environment, pooled, experiment.num_clients)
     results = {}
     for method, (module, config, rounds, parts) in methods(
@@ -227,8 +222,7 @@ def run(
 
 def megabytes(result: Result, way: str, goal: float) -> tuple[float, int]:
     """Of one participant until the goal, mean over the seeds that reach it."""
-    sent = result.train[f"{way}_bytes"] / result.train["valid_clients"]
-    spent = sent.cumsum(1)[:, result.evaluated - 1] / 1e6
+    spent = of_participant(result, f"{way}_bytes").cumsum(1)[:, result.evaluated - 1]
     there = result.evaluations["test_accuracy"] >= goal
     reached = [spent[s, there[s].argmax()] for s in np.flatnonzero(there.any(1))]
     return (float(np.mean(reached)) if reached else math.nan), len(reached)
@@ -300,9 +294,9 @@ def show_bits(experiment: Experiment, results: dict[str, Result], console: Any) 
     figure, axes = panels(10, 4, sharey=True)
     for way, ax in zip(("uplink", "downlink"), axes, strict=True):
         for name, result in results.items():
-            sent = result.train[f"{way}_bytes"] / result.train["valid_clients"]
-            spent = sent.cumsum(1)[:, result.evaluated - 1].mean(0) / 1e6
-            ax.plot(spent, result.evaluations["test_accuracy"].mean(0), label=name)
+            spent = of_participant(result, f"{way}_bytes").cumsum(1).mean(0)
+            accuracy = result.evaluations["test_accuracy"].mean(0)
+            ax.plot(spent[result.evaluated - 1], accuracy, label=name)
         ax.set(xscale="log", xlabel=f"MB {way} of one participant")
     axes[0].set_ylabel("test accuracy")
     axes[0].legend(fontsize=7)
@@ -327,12 +321,8 @@ def show_environments(
             for name in (better, worse)
         ]
         gaps = last[0] - last[1]
-        verdict = "not decided"
-        if sign_flip(gaps) <= 0.05:
-            verdict = "held"
-        elif sign_flip(-gaps) <= 0.05:
-            verdict = "not held"
-        lines.append((f"{better} > {worse}", where, f"{gaps.mean():+.3f}", verdict))
+        said = (f"{gaps.mean():+.3f}", verdict_of(gaps))
+        lines.append((f"{better} > {worse}", where, *said))
     columns = ("claim of figures 4.1 to 4.4", "environment", "difference", "")
     console.print(tabulate(columns, lines))
 
@@ -349,12 +339,14 @@ def _number(value: float) -> str:
 def main(experiment: Experiment) -> None:
     """Runs both tables, prints them and draws accuracy against bits."""
     console, places = Console(), environments(experiment)
-    first = run(experiment, "iid", places["iid"])
+    loaded = load(experiment)
+    first = run(experiment, loaded, "iid", places["iid"])
     show_bits(experiment, first, console)
     if not experiment.environments:
         return
     which = {"signSGD", *(name for claim in claims(experiment) for name in claim[:2])}
     found = {
-        name: run(experiment, name, place, which) for name, place in places.items()
+        name: run(experiment, loaded, name, place, which)
+        for name, place in places.items()
     }
     show_environments(experiment, found, console)

@@ -213,20 +213,22 @@ def _number(value: float, form: str = ".4f") -> str:
     return "" if math.isnan(value) else format(value, form)
 
 
-def markdown(outcome: Outcome) -> str:
-    """The tables as text; spreads are standard deviations over seeds."""
+def text_of(table: Table) -> str:
+    """A table in Markdown, under its title."""
 
     def line(cells: Iterable[str]) -> str:
         # An error may have several lines, a row has one.
         texts = (" ".join(c.replace("|", "/").split()) for c in cells)
         return f"| {' | '.join(texts)} |"
 
-    parts = []
-    for table in tables(outcome):
-        rule = line(["---"] + ["---:"] * (len(table.header) - 1))
-        body = [line(table.header), rule, *map(line, table.rows)]
-        parts.append("\n".join([f"## {table.title}", "", *body, ""]))
-    return "\n".join(parts)
+    rule = line(["---"] + ["---:"] * (len(table.header) - 1))
+    body = [line(table.header), rule, *map(line, table.rows)]
+    return "\n".join([f"## {table.title}", "", *body, ""])
+
+
+def markdown(outcome: Outcome) -> str:
+    """The tables as text; spreads are standard deviations over seeds."""
+    return "\n".join(map(text_of, tables(outcome)))
 
 
 def figures(outcome: Outcome, setting: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import dataclasses
 import types
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -17,7 +18,8 @@ def test_accuracy_against_bits(tmp_path, capsys):
         stc_tables.PRESETS["smoke"], iterations=8, out=tmp_path
     )
     place = stc_tables.environments(experiment)["iid"]
-    results = stc_tables.run(experiment, "iid", place, {"DSGD", "STC 1/25"})
+    loaded = stc_tables.load(experiment)
+    results = stc_tables.run(experiment, loaded, "iid", place, {"DSGD", "STC 1/25"})
     stc_tables.show_bits(experiment, results, Console(width=120))
     out = capsys.readouterr().out
     assert "STC 1/25" in out
@@ -26,6 +28,14 @@ def test_accuracy_against_bits(tmp_path, capsys):
     sent = [result.total("uplink_bytes") for result in results.values()]
     expected = theory.compression_ratio("stc", 1 / 25)
     assert sent[0] / sent[1] == pytest.approx(expected, rel=0.03)
+    # Of a dense message in every round until the goal.
+    accuracy = results["DSGD"].evaluations["test_accuracy"]
+    goal = accuracy.max(1).min()
+    rounds = results["DSGD"].evaluated[(accuracy >= goal).argmax(1)]
+    model = sum(x[0].size for x in jax.tree.leaves(results["DSGD"].params))
+    spent, reached = stc_tables.megabytes(results["DSGD"], "uplink", goal)
+    assert spent == pytest.approx(rounds.mean() * 4 * model / 1e6)
+    assert (reached, rounds.max() > 1) == (len(rounds), True)
 
 
 def test_claims_can_be_tested_and_are():
