@@ -392,11 +392,15 @@ def _study(
                 data=data,
                 model=model,
                 rounds=rounds or experiment.rounds,
-                options={"cohort_size": max(1, round(share * data.num_clients))},
+                options={
+                    "cohort_size": max(1, round(share * data.num_clients)),
+                    "eval_every": 1,
+                },
             )
             for name, data in populations.items()
         },
         seeds=range(experiment.num_seeds),
+        show_best=True,
         printed={
             (method, setting): value / 100
             for setting, column in (printed or {}).items()
@@ -594,8 +598,9 @@ def notes(experiment: Experiment, problem: Problem) -> list[str]:
     )
     config = experiment.certainty
     said = [
-        "Printed numbers are of the best round, ours of the last one, and of larger "
-        "networks, images and populations: orderings are compared, not levels.",
+        "Printed numbers are of the best round, as is the difference to ours; claims "
+        "are tested on the last one. They are of larger networks, images and "
+        "populations: orderings are compared, not levels.",
         f"Preparation: a client receives {down / 1e6:.4g} MB once, the extractor and "
         f"{len(problem.negatives)} features, and sends {up} bytes.",
         f"Clients have {data.train.sizes.mean():.0f} examples each in the mean and N "

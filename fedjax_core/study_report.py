@@ -4,6 +4,7 @@ import base64
 import csv
 import html
 import io
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -105,8 +106,9 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
     """A line for every cell, as in table.csv; "values" are those of the seeds."""
     lines = []
     for row in outcome.rows:
-        values = row.values
+        values, best = row.values, row.best(outcome.study.higher_is_better)
         mean = float(values.mean()) if len(values) else math.nan
+        top = float(best.mean()) if len(best) else math.nan
         printed = outcome.study.printed.get((row.method, row.setting), math.nan)
         lines.append(
             {
@@ -115,8 +117,9 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
                 "metric": row.metric,
                 "mean": mean,
                 "std": float(values.std(ddof=1)) if len(values) > 1 else math.nan,
+                "best": top,
                 "printed": printed,
-                "difference": mean - printed,
+                "difference": (top if outcome.study.show_best else mean) - printed,
                 "rounds": row.result.rounds if row.result else 0,
                 "megabytes": _megabytes(row),
                 "values": " ".join(map(repr, values.tolist())),
@@ -142,6 +145,7 @@ def tables(outcome: Outcome) -> list[Table]:
             (
                 _label(outcome, row),
                 spread(row.values, ".4f") or ("unfinished", "failed")[row.finished],
+                spread(row.best(study.higher_is_better), ".4f"),
                 _number(line["printed"]),
                 _number(line["difference"], "+.4f"),
                 _number(line["megabytes"], ".4g"),
@@ -149,10 +153,10 @@ def tables(outcome: Outcome) -> list[Table]:
             for row, line in lines
             if row.setting == setting
         ]
-        header = ("method", f"{study.metric}, ours", "printed", "difference", "MB")
-        if not study.printed:
-            header = ("method", study.metric, "MB")
-            rows = [(*row[:2], row[-1]) for row in rows]
+        ours = f"{study.metric}{', ours' * bool(study.printed)}"
+        header = ("method", ours, "best round", "printed", "difference", "MB")
+        kept = [True, True, study.show_best, *[bool(study.printed)] * 2, True]
+        header, *rows = (tuple(itertools.compress(x, kept)) for x in [header, *rows])
         shown.append(Table(setting, header, rows))
     if study.claims:
         rows = [
