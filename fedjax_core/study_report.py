@@ -278,8 +278,13 @@ def _axes() -> tuple[Any, Any]:
     return figure, axes
 
 
-def write(outcome: Outcome) -> Path:
-    """Writes table.csv, table.md, figures/ and report.html; returns the last one."""
+def write(outcome: Outcome, more: Sequence[Table] = ()) -> Path:
+    """Writes table.csv, table.md, figures/ and report.html; returns the last one.
+
+    Args:
+      outcome: to be shown.
+      more: tables that the page begins with, also in more.csv, a line for each cell.
+    """
     out, lines = outcome.out, records(outcome)
     page = out / "report.html"
     if not processes.is_first():
@@ -288,6 +293,14 @@ def write(outcome: Outcome) -> Path:
         table = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(lines)
+    if more:
+        with open(out / "more.csv", "w", encoding="utf-8", newline="") as file:
+            cells = csv.writer(file, lineterminator="\n")
+            cells.writerow(("table", "row", "column", "value"))
+            for title, header, rows in more:
+                for name, *row in rows:
+                    columns = zip(header[1:], row, strict=True)
+                    cells.writerows((title, name, *cell) for cell in columns)
     (out / "table.md").write_text(markdown(outcome), "utf-8")
     (out / "figures").mkdir(exist_ok=True)
     pictures = {}
@@ -297,7 +310,7 @@ def write(outcome: Outcome) -> Path:
             figure.savefig(png, format="png", dpi=150)
             (out / "figures" / f"{setting} {name}.png").write_bytes(png.getvalue())
             pictures[setting, name] = png.getvalue()
-    page.write_text(_page(outcome, pictures), "utf-8")
+    page.write_text(_page(outcome, pictures, more), "utf-8")
     return page
 
 
@@ -317,10 +330,12 @@ pre { white-space: pre-wrap; background: #f5f5f5; padding: .5rem }
 """
 
 
-def _page(outcome: Outcome, pictures: dict[tuple[str, str], bytes]) -> str:
+def _page(
+    outcome: Outcome, pictures: dict[tuple[str, str], bytes], more: Sequence[Table]
+) -> str:
     """One file that needs no other."""
     parts = []
-    for table in tables(outcome):
+    for table in (*more, *tables(outcome)):
         parts += [f"<h2>{html.escape(table.title)}</h2>", _html_table(table)]
         mine = [(k[1], png) for k, png in pictures.items() if k[0] == table.title]
         images = [
