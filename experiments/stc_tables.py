@@ -133,7 +133,7 @@ _COLUMNS = {
         (86.5, 86.5), (8.8, 88.4), (12.1, 121.2), (7.9, 79.1),
     ),
 }  # fmt: skip
-PRINTED = {
+PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     data: dict(zip(_NAMES, column, strict=True)) for data, column in _COLUMNS.items()
 }
 

@@ -103,7 +103,7 @@ def test_roles_are_clients_as_they_are(tmp_path):
     assert "x" in model.ids
 
 
-def test_ratios_by_formula_and_measured(tmp_path, capsys, monkeypatch):
+def test_ratios_by_formula_and_measured(tmp_path, monkeypatch):
     one = {"SBC(2)": sbc_ratios.TABLE["SBC(2)"]}
     monkeypatch.setattr(sbc_ratios, "TABLE", one)
     experiment = dataclasses.replace(
@@ -111,8 +111,17 @@ def test_ratios_by_formula_and_measured(tmp_path, capsys, monkeypatch):
         delays=(10,), rates=(0.01,), out=tmp_path,
     )  # fmt: skip
     sbc_ratios.main(experiment)
-    out = capsys.readouterr().out
-    assert "3165 (3166)" in out
-    assert "3165.8" in out
-    assert "3946.8" in out
+    page = (tmp_path / "report.html").read_text("utf-8")
+    for found in ("3165 (3166)", "3165.8", "3946.8", "held", "Figure 3.2", "undecided"):
+        assert found in page
     assert (tmp_path / "plane.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_errors_that_depend_on_the_product_alone_are_even_along_diagonals():
+    experiment = sbc_ratios.Experiment(delays=(1, 10), rates=(1.0, 0.1))
+    saved = np.array([[0.0, 1.0], [1.0, 2.0]])[..., None]
+    errors = 0.1 * saved + 0.01 * np.arange(5)  # of five seeds
+    (row,) = sbc_ratios.claims(experiment, errors).rows
+    assert row[1:] == ("0.0000 ± 0.0000", "0.0707 ± 0.0000", "held")
+    (row,) = sbc_ratios.claims(experiment, errors[:, ::-1]).rows
+    assert row[1] == "0.0707 ± 0.0000"
