@@ -185,6 +185,7 @@ class Environment:
     num_clients: int | None = None  # None for those of the experiment
     balance: float = 1.0  # geometric factor of the sizes of clients
     momentum: float | None = None
+    shared: float = 0.0  # of the training examples, which all clients have
 
 
 def environments(experiment: Experiment) -> dict[str, Environment]:
@@ -204,6 +205,7 @@ def environments(experiment: Experiment) -> dict[str, Environment]:
         "batch of 1": change(batch_size=1),
         "few clients": change(cohort_size=max(1, experiment.cohort_size // 5)),
         "unbalanced": change(balance=0.95),
+        "1 class, some shared": change(classes=1, shared=0.05),
         "five clients": change(num_clients=5, cohort_size=5),
     }
 
@@ -218,9 +220,14 @@ def split(
         return partition.balancedness(
             pooled, num_clients=num_clients, gamma=environment.balance
         )
-    return partition.classes_per_client(
-        pooled, num_clients=num_clients, num_classes=environment.classes
+    deal = functools.partial(
+        partition.classes_per_client,
+        num_clients=num_clients,
+        num_classes=environment.classes,
     )
+    if environment.shared:
+        return partition.shared(pooled, deal, environment.shared)
+    return deal(pooled)
 
 
 def methods(

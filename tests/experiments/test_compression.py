@@ -80,6 +80,8 @@ def test_environments_split_as_they_say():
         train = stc_tables.split(places[name], pooled, 20).train
         for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True):
             assert len(np.unique(train.examples["y"][a:b])) == classes
+    whole = stc_tables.split(places["1 class, some shared"], pooled, 20).train
+    assert len(np.unique(whole.client(0)["y"])) == 10
     sizes = stc_tables.split(places["unbalanced"], pooled, 20).train.sizes
     assert sizes.max() > 2 * sizes.min()
     with pytest.raises(ValueError, match="path must be given for usps"):
