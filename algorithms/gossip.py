@@ -7,27 +7,23 @@ from where they stand, :math:`\delta_i`; then all nodes average,
 
   x_i \leftarrow x_i + \delta_i, \qquad x_i \leftarrow \sum_j W_{ij} x_j .
 
-W is ``FederatedData.public["mixing"]``, see `mixing`. On a complete graph with equal
-weights all nodes are the clients of FedAvg. Models of all nodes are on the device. In
-evaluations "node" are the nodes' models, and the method's is their mean.
+W is ``FederatedData.public["mixing"]``, which `networks.builders.mixing` makes of a
+graph. On a complete one with equal weights all nodes are the clients of FedAvg. Models
+of all nodes are on the device. In evaluations "node" are the nodes' models, and the
+method's is their mean.
 
 References:
   Sattler, TU Berlin 2021, section 2.2.
   Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NIPS
   2017, Algorithm 1, which averages while it computes a gradient.
-  Xiao, Boyd & Lall, "A Scheme for Robust Distributed Sensor Fusion Based on Average
-  Consensus", IPSN 2005: Metropolis weights.
 """
 
 import dataclasses
-import warnings
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from scipy.sparse import csgraph
 
 from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
@@ -36,7 +32,6 @@ from fedjax_core.clusters.secret import no_map
 from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
-from fedjax_core.networks.graph import Graph
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import stack
 from fedjax_core.types import Algorithm, LocalWork, LossFn, Params, trained
@@ -64,31 +59,6 @@ class State(NamedTuple):
     params: Params  # the mean of the nodes'
     models: Params  # [N, ...]
     clients: jax.Array  # [N] int32, a node's number, -1 before its turn
-
-
-def mixing(
-    graph: Graph, rule: Literal["metropolis", "neighbours"] = "metropolis"
-) -> np.ndarray:
-    """Weights W of averages with neighbours, ``[N, N]`` float32, rows summing to 1.
-
-    Args:
-      graph: who is joined to whom; its weights do not matter. If it falls apart, there
-        is a warning, as its parts never agree.
-      rule: "metropolis", 1 over the larger number of neighbours and one, which keeps
-        the mean of all models; "neighbours", the mean of a node and its neighbours,
-        which does so only where all have equally many.
-    """
-    check.one_of(("metropolis", "neighbours"), rule=rule)
-    joined = np.asarray(graph.dense()) > 0
-    if csgraph.connected_components(joined)[0] > 1:
-        warnings.warn("graph is not connected: its parts never agree.", stacklevel=2)
-    degree = joined.sum(1)
-    larger = (
-        np.maximum.outer(degree, degree) if rule == "metropolis" else degree[:, None]
-    )
-    weights = np.where(joined, 1 / (1 + larger), 0)
-    np.fill_diagonal(weights, 1 - weights.sum(1))
-    return weights.astype(np.float32)
 
 
 def make(

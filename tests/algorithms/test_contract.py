@@ -56,7 +56,7 @@ from fedjax_core.algorithms import (
     stc,
 )
 from fedjax_core.metrics import Bits
-from fedjax_core.networks.builders import chain
+from fedjax_core.networks.builders import chain, mixing
 from fedjax_core.plan import Capacity, Draft
 
 FEDAVG = fedavg.Config(work=LocalWork(batch_size=4, epochs=2))
@@ -139,7 +139,7 @@ COHORTS = [[2, 0, 5, 7], [1, 7, 6, 4], [0, 2, 4, 5]]
 EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
 TRAIN = Packed(EXAMPLES, OFFSETS)
 PUBLIC = {"x": EXAMPLES["x"][::4]}  # what the server holds
-PUBLIC["mixing"] = gossip.mixing(chain(len(SIZES)))
+PUBLIC["mixing"] = mixing(chain(len(SIZES)))
 PUBLIC["scores"] = np.linspace(0.1, 1, 72, dtype=np.float32).reshape(8, 9)
 KEYS = jax.random.split(jax.random.key(0), len(COHORTS))
 PLAIN = Execution()

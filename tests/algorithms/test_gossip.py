@@ -18,7 +18,7 @@ from tests.reference import softmax_loss
 
 from fedjax_core import LocalWork
 from fedjax_core.algorithms import gossip
-from fedjax_core.networks.builders import chain, complete, star
+from fedjax_core.networks.builders import chain, complete, mixing, star
 from fedjax_core.networks.graph import Graph
 
 CONFIG = gossip.Config(client_lr=0.3, work=LocalWork(batch_size=3, steps=2))
@@ -32,7 +32,7 @@ def algorithm():
 
 @pytest.mark.parametrize("rule", ["metropolis", "neighbours"])
 def test_rounds_are_local_steps_and_averages_with_neighbours(algorithm, rule):
-    W = gossip.mixing(star(N), rule)
+    W = mixing(star(N), rule)
     models = [START] * N
     cohorts = [EVERYONE, [2, 0, 5], EVERYONE]
     how = {"public": {"mixing": W}}
@@ -59,7 +59,7 @@ def test_rounds_are_local_steps_and_averages_with_neighbours(algorithm, rule):
 
 
 def test_on_a_complete_graph_nodes_are_the_clients_of_fedavg(algorithm):
-    W = gossip.mixing(complete(N), "neighbours")
+    W = mixing(complete(N), "neighbours")
     state, _, cohort = next(rounds(algorithm, [EVERYONE], public={"mixing": W}))
     moved = deltas(START, cohort, 0.3).values()
     # The node without examples counts as one that did not move.
@@ -70,14 +70,14 @@ def test_on_a_complete_graph_nodes_are_the_clients_of_fedavg(algorithm):
 
 def test_metropolis_weights_alone_keep_the_mean():
     for graph in (star(6), chain(5)):
-        W = gossip.mixing(graph)
+        W = mixing(graph)
         np.testing.assert_allclose(W.sum(0), 1, atol=1e-6)
         np.testing.assert_array_equal(W, W.T)
-        plain = gossip.mixing(graph, "neighbours")
+        plain = mixing(graph, "neighbours")
         np.testing.assert_allclose(plain.sum(1), 1, atol=1e-6)
         assert np.abs(plain.sum(0) - 1).max() > 0.1
     two = Graph.from_edges(np.array([[0, 1], [2, 3]]), np.ones(2), num_nodes=4)
     with pytest.warns(UserWarning, match="not connected"):
-        gossip.mixing(two)
+        mixing(two)
     with pytest.raises(ValueError, match="client_lr must be > 0"):
         gossip.Config(client_lr=0.0)
