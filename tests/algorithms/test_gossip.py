@@ -35,8 +35,7 @@ def test_rounds_are_local_steps_and_averages_with_neighbours(algorithm, rule):
     W = mixing(star(N), rule)
     models = [START] * N
     cohorts = [EVERYONE, [2, 0, 5], EVERYONE]
-    how = {"public": {"mixing": W}}
-    for state, metrics, cohort in rounds(algorithm, cohorts, **how):
+    for state, metrics, cohort in rounds(algorithm, cohorts, public={"mixing": W}):
         moved = list(models)
         ids = [int(i) for i in cohort.client_id if i >= 0]
         for i in ids:
@@ -45,7 +44,7 @@ def test_rounds_are_local_steps_and_averages_with_neighbours(algorithm, rule):
                 moved[i] = {k: models[i][k] + mine[i][k] for k in START}
         models = [
             {k: sum(w * x[k] for w, x in zip(row, moved, strict=True)) for k in START}
-            for row in np.float64(W)
+            for row in W.astype(np.float64)
         ]
         for i in range(N):
             assert_close(jax.tree.map(lambda m: m[i], state.models), models[i])  # noqa: B023
