@@ -227,7 +227,7 @@ def test_clients_of_a_cohort_fail_independently():
         assert set(ids) <= set(drawn.draw(0, t, N))
         sizes.append(len(ids))
     counts = np.bincount(sizes, minlength=11)[:11]
-    binomial = stats.binom(10, 0.7).pmf(np.arange(11))
+    binomial = stats.binom.pmf(np.arange(11), 10, 0.7)
     rare = binomial * rounds < 5
     observed = np.append(counts[~rare], counts[rare].sum())
     expected = rounds * np.append(binomial[~rare], binomial[rare].sum())
