@@ -25,6 +25,7 @@ from fedjax_core.algorithms import cfd, fd, fedavg
 from fedjax_core.compress.labels import break_even_agreement, fit_power_law
 from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import cifar, digits, images, mnist, partition
+from fedjax_core.experiments import report
 from fedjax_core.experiments.report import (
     check_each,
     of_participant,
@@ -36,7 +37,6 @@ from fedjax_core.study_report import (
     markdown,
     tables,
     text_of,
-    verdict_of,
     write,
 )
 
@@ -334,45 +334,23 @@ def _by_name(runs: Sequence[study.Row]) -> dict[tuple[str, str], Result | None]:
     return {(row.method, row.setting): row.result for row in runs}
 
 
-def _megabytes(result: Result, name: str, until: np.ndarray) -> np.ndarray:
-    """What one participant sent or received up to a round, for each seed; ``[S]``."""
-    total = of_participant(result, name).cumsum(1)
-    last = np.clip(np.nan_to_num(until, nan=1).astype(int), 1, result.rounds) - 1
-    return np.where(np.isnan(until), np.nan, total[np.arange(len(total)), last])
-
-
 def to_target(experiment: Experiment, runs: Sequence[study.Row]) -> list[Table]:
-    """Table 5.2: megabytes and rounds to the target, printed ones beside them."""
-    found = []
+    """Table 5.2, and the claims of it that a small setting can decide."""
+    found, claims = [], (
+        ("FD", "FedAvg", "uplink"),
+        ("CFD-1-32", "FD", "uplink"),
+        ("CFD-1-32 delta", "CFD-1-32", "uplink"),
+        ("CFD-1-1", "FD", "downlink"),
+        ("CFD-1-1 delta", "CFD-1-1", "downlink"),
+    )  # fmt: skip
     for alpha, target in zip(experiment.alphas, experiment.targets, strict=True):
-        rows = []
-        for row in runs:
-            if row.setting != _name(alpha) or row.result is None:
-                continue
-            when = row.result.time_to("test_accuracy", at_least=target)
-            there = f"{np.sum(~np.isnan(when))} of {len(when)}"
-            up, down = (
-                _megabytes(row.result, name, when)
-                for name in ("uplink_bytes", "downlink_bytes")
-            )
-            printed = MEGABYTES.get(row.method, {}).get(alpha)
-            best = row.result.series("test_accuracy")[1].max(1).mean()
-            cells = (_spread(up), _spread(down), _spread(when, ".3g"), there)
-            shown = " / ".join(map(str, printed)) if printed else ""
-            rows.append((row.method, *cells, shown, f"{best:.4f}"))
-        header = ("method", "MB up", "MB down", "rounds", "seeds that did")
-        header += ("printed up / down (ResNet-18)", "best accuracy")
-        title = f"Table 5.2: {_name(alpha)}, to an accuracy of {target:g}"
-        found.append(Table(title, header, rows))
+        name = _name(alpha)
+        results = {row.method: row.result for row in runs if row.setting == name}
+        printed = {m: mb[alpha] for m, mb in MEGABYTES.items() if alpha in mb}
+        goal = (results, target, printed)
+        found.append(report.to_target(f"Table 5.2: {name}", *goal, "ResNet-18"))
+        found.append(report.cheaper(f"Claims of table 5.2: {name}", *goal, claims))
     return found
-
-
-def _spread(values: np.ndarray, form: str = ".4g") -> str:
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return "n.a."
-    spread = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
-    return f"{values.mean():{form}}{spread}"
 
 
 def entropies(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
@@ -393,53 +371,21 @@ def entropies(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
     return Table(title, header, rows)
 
 
-def orderings(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
-    """The claims of table 5.2 that a small setting can decide, seed by seed."""
-    rows, found = [], _by_name(runs)
-    for alpha, target in zip(experiment.alphas, experiment.targets, strict=True):
-
-        def cost(method, name, alpha=alpha, target=target):
-            result = found[method, _name(alpha)]
-            if result is None:
-                return np.full(experiment.num_seeds, np.nan)
-            when = result.time_to("test_accuracy", at_least=target)
-            return _megabytes(result, name, when)
-
-        for cheap, dear, name in (
-            ("FD", "FedAvg", "uplink_bytes"),
-            ("CFD-1-32", "FD", "uplink_bytes"),
-            ("CFD-1-32 delta", "CFD-1-32", "uplink_bytes"),
-            ("CFD-1-1", "FD", "downlink_bytes"),
-            ("CFD-1-1 delta", "CFD-1-1", "downlink_bytes"),
-        ):
-            gap = np.log(cost(dear, name) / cost(cheap, name))
-            gap = gap[~np.isnan(gap)]
-            verdict = verdict_of(gap) if len(gap) else "undecided"
-            factor = f"x {np.exp(gap.mean()):.3g}" if len(gap) else "n.a."
-            what = f"{cheap} < {dear}, {name.partition('_')[0]}"
-            rows.append((what, _name(alpha), factor, verdict))
-    header = ("claim, < is cheaper", "setting", "saves", "verdict")
-    return Table("Claims of table 5.2, of seeds that reach the target", header, rows)
-
-
 def main(experiment: Experiment) -> None:
     """Runs the studies, prints their tables and writes one page of all."""
     console, parts = Console(), [f"# Compressed federated distillation\n\n{LIMITS}"]
     for name, this in make_studies(experiment).items():
         outcome = study.run(this, experiment.out / name)
-        shown = tables(outcome)
+        shown, more = tables(outcome), []
         parts.append(f"# {name.capitalize()}\n\n{markdown(outcome)}")
         if name == "table 5.2":
-            extra = [
-                *to_target(experiment, outcome.rows),
-                entropies(experiment, outcome.rows),
-                orderings(experiment, outcome.rows),
-            ]
-            shown = extra
-            parts += map(text_of, extra)
+            runs = outcome.rows
+            shown = [*to_target(experiment, runs), entropies(experiment, runs)]
+            more = shown
+            parts += map(text_of, more)
         for table in shown:
             title = f"{name}: {table.title}"
             console.print(tabulate(table.header, table.rows, title=title))
-        console.print(f"page of {name}: {write(outcome)}", highlight=False)
+        console.print(f"page of {name}: {write(outcome, more)}", highlight=False)
     console.print(LIMITS, soft_wrap=True)
     write_page(parts, experiment.out / "cfd_tables.md", console)

@@ -1,6 +1,6 @@
 """What experiments have in common: runs towards a goal, studies, tables, figures."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,9 @@ from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Channel, Operator
 from fedjax_core.networks.run import from_operator, run
 from fedjax_core.processes import is_first
+from fedjax_core.record import to_json
+from fedjax_core.result import spread
+from fedjax_core.run_dir import versions
 
 
 class Run(NamedTuple):
@@ -65,7 +68,6 @@ def approach(
         channel=channel,
     )
     where = experiment.run_dir and experiment.run_dir / name
-    settings = {k: v for k, v in vars(experiment).items() if not isinstance(v, Path)}
     result = run(
         system,
         rounds=system.horizon or experiment.rounds,
@@ -73,7 +75,7 @@ def approach(
         progress=False,
         run_dir=where,
         resume=where is not None,
-        record=settings,  # without folders, which may be moved
+        record=_settings(experiment),
     )
     t, bound = np.arange(result.rounds + 1), None
     if factor is not None and factor < 1:
@@ -82,6 +84,11 @@ def approach(
             late = asynchronous.contraction_bound(factor, schedule.max_delay, t)
             bound = np.asarray(late)
     return Run(np.r_[1, result.train["distance"][0]], bound)
+
+
+def _settings(experiment: Any) -> dict[str, Any]:
+    """Those of an experiment, without folders, which may be moved."""
+    return {k: v for k, v in vars(experiment).items() if not isinstance(v, Path)}
 
 
 def draw_runs(axes: Any, runs: dict[str, Run], unproven: str = "") -> None:
@@ -134,6 +141,57 @@ def show(outcome: study.Outcome) -> None:
     console.print(f"page: {study_report.write(outcome)}", highlight=False)
 
 
+def outcome_of(
+    experiment: Any, results: Mapping[tuple[str, str], Result], **design: Any
+) -> study.Outcome:
+    """Runs that differ in more than methods of a study may, shown as one.
+
+    Args:
+      experiment: with a folder `out`.
+      results: by method and setting, of the same seeds.
+      design: fields of `study.Design`.
+    """
+    (seeds, *_) = (result.seeds for result in results.values())
+    asked = study.Design(seeds=seeds, tuning_seeds=(), **design)
+    rows = [
+        study.Row(*cell, None, f"test_{asked.metric}", result, "")
+        for cell, result in results.items()
+    ]
+    made = {"experiment": to_json(_settings(experiment)), "versions": versions()}
+    return study.Outcome(asked, experiment.out, rows, made)
+
+
+def publish(
+    outcome: study.Outcome,
+    more: Sequence[study_report.Table],
+    pictures: Mapping[str, Any],
+    notes: Sequence[str],
+    console: Console,
+) -> None:
+    """Prints tables, and writes report.html, CSV files, figures and summary.md.
+
+    Args:
+      outcome: what was measured.
+      more: tables beyond its own.
+      pictures: figures by name.
+      notes: sentences on what the numbers rest on and can't show.
+      console: to print on.
+    """
+    outcome.out.mkdir(parents=True, exist_ok=True)
+    for table in (*more, *study_report.tables(outcome)):
+        console.print(tabulate(table.header, table.rows, title=table.title))
+    for note in notes:
+        console.print(f"* {note}", highlight=False)
+    for name, figure in pictures.items():
+        save(figure, outcome.out / f"{name}.png", console)
+    parts = [*map(study_report.text_of, more), study_report.markdown(outcome)]
+    parts += [f"![{name}]({name}.png)\n" for name in pictures]
+    write_page(
+        [*parts, *(f"* {x}" for x in notes)], outcome.out / "summary.md", console
+    )
+    console.print(f"page: {study_report.write(outcome, more)}", highlight=False)
+
+
 def panels(
     width: float, height: float, rows: int = 1, columns: int = 2, **grid: Any
 ) -> tuple[Any, Any]:
@@ -181,6 +239,96 @@ def of_participant(result: Result, name: str) -> np.ndarray:
     """
     clients = np.maximum(result.train["valid_clients"], 1)
     return result.train[name].astype(np.float64) / clients / 1e6
+
+
+def spent(result: Result | None, way: str, metric: str, target: float) -> np.ndarray:
+    """Megabytes of one participant until a metric reaches a target, ``[S]``.
+
+    NaN where it does not; one NaN without a result.
+
+    Args:
+      result: of a run.
+      way: "uplink" or "downlink".
+      metric: its name in the result.
+      target: to be reached from below.
+    """
+    if result is None:
+        return np.full(1, np.nan)
+    until = result.time_to(metric, at_least=target)
+    total = of_participant(result, f"{way}_bytes").cumsum(1)
+    last = np.nan_to_num(until, nan=1).astype(int) - 1
+    return np.where(np.isnan(until), np.nan, total[np.arange(len(total)), last])
+
+
+def to_target(
+    title: str,
+    results: Mapping[str, Result | None],
+    target: float,
+    printed: Mapping[str, tuple[float, float]],
+    of: str,
+    metric: str = "test_accuracy",
+) -> study_report.Table:
+    """What methods cost until a target: megabytes, rounds, printed ones, best round.
+
+    Args:
+      title: of the table.
+      results: by method.
+      target: accuracy to reach.
+      printed: megabytes up and down, by method; NaN is not reached.
+      of: what printed numbers are of.
+      metric: of the target.
+    """
+    rows = []
+    for method, result in results.items():
+        if result is None:
+            continue
+        up, down = (spent(result, w, metric, target) for w in ("uplink", "downlink"))
+        when = result.time_to(metric, at_least=target)
+        there = ~np.isnan(when)
+        shown = [spread(x[there], ".4g") or "n.a." for x in (up, down, when)]
+        paper = " / ".join(
+            "n.a." if p != p else str(p) for p in printed.get(method, ())
+        )
+        best = spread(result.best(metric)[:, -1], ".4f")
+        count = f"{there.sum()} of {len(there)}"
+        rows.append((method, *shown, count, paper, best))
+    header = ("method", "MB up", "MB down", "rounds", "seeds that did")
+    header += (f"printed up / down ({of})", "best round")
+    return study_report.Table(f"{title}, to {target:g}", header, rows)
+
+
+def cheaper(
+    title: str,
+    results: Mapping[str, Result | None],
+    target: float,
+    printed: Mapping[str, tuple[float, float]],
+    claims: Sequence[tuple[str, str, str]],
+    metric: str = "test_accuracy",
+) -> study_report.Table:
+    """Whether methods reach a target with fewer bits than others, seed by seed.
+
+    Args:
+      title: of the table.
+      results: as for `to_target`, as are `target`, `printed` and `metric`.
+      target: see there.
+      printed: see there.
+      claims: (cheap, dear, "uplink" or "downlink").
+      metric: see there.
+    """
+    rows = []
+    for cheap, dear, way in claims:
+        pair = [spent(results.get(x), way, metric, target) for x in (dear, cheap)]
+        gap = np.log(pair[0] / pair[1])
+        gap = gap[~np.isnan(gap)]
+        verdict = study_report.verdict_of(gap) if len(gap) else "undecided"
+        ours = f"x {np.exp(gap.mean()):.3g}" if len(gap) else "n.a."
+        paper = ""
+        if cheap in printed and dear in printed:
+            at = ("uplink", "downlink").index(way)
+            paper = f"x {printed[dear][at] / printed[cheap][at]:.3g}"
+        rows.append((f"{cheap} < {dear}, {way}", ours, paper, verdict))
+    header = ("claim, < is cheaper", "saves", "printed", "verdict")
+    return study_report.Table(f"{title}, of seeds that reach {target:g}", header, rows)
 
 
 def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:

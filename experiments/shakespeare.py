@@ -139,6 +139,7 @@ def table(result: Result, data: FederatedData) -> Table:
         ("test_accuracy_client_mean", "test accuracy, mean role"),
         ("test_accuracy_client_p10", "test accuracy, 10th percentile of roles"),
         ("test_loss", "test loss, nats a character"),
+        ("test_perplexity", "test perplexity a character"),
     ):
         mean, std = result.final(name)
         out.add_row(about, f"{mean:.4f}", "" if np.isnan(std) else f"{std:.4f}")

@@ -1,8 +1,9 @@
 """Slow devices: FedAvg that waits, FedAvg that drops them, FedBuff that does neither.
 
-Devices differ in speed by a log-normal factor. All methods train the same model on the
-same clients with as many updates; the table says when each first reached a test
-accuracy, in virtual seconds and in bytes sent.
+Devices differ in speed by a log-normal factor; in one row some of them also fail. All
+methods train the same model on the same clients with as many updates, where none
+fails; the table says when each first reached a test accuracy, in virtual seconds and in
+bytes sent.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from fedjax_core import LocalWork, Result, Uniform, check, models, simulate
+from fedjax_core import Failing, LocalWork, Result, Uniform, check, models, simulate
 from fedjax_core.algorithms import fedavg, fedbuff
 from fedjax_core.datasets import digits, partition
 from fedjax_core.experiments.report import panels, save, tabulate
@@ -32,6 +33,7 @@ class Experiment:
       buffer_size: updates of a round of FedBuff.
       rounds: rounds of FedAvg; FedBuff has as many updates.
       spread: standard deviation of the logarithm of a device's speed.
+      failures: share of the clients that fail in a round, where some do.
       goal: test accuracy to reach.
       num_seeds: independent runs of each method.
       hidden: width of the model's hidden layer.
@@ -45,6 +47,7 @@ class Experiment:
     buffer_size: int = 5
     rounds: int = 150
     spread: float = 1.0
+    failures: float = 0.3
     goal: float = 0.85
     num_seeds: int = 5
     hidden: int = 50
@@ -53,6 +56,7 @@ class Experiment:
     def __post_init__(self):
         check.positive(alpha=self.alpha)
         check.non_negative(spread=self.spread)
+        check.fraction(failures=self.failures)
         check.positive_int(
             rounds=self.rounds, num_seeds=self.num_seeds, buffer_size=self.buffer_size
         )
@@ -80,10 +84,17 @@ def run(experiment: Experiment) -> dict[str, Result]:
     buffered = fedbuff.make(fedbuff.Config(work=work), model.loss)
     cohort, select = experiment.cohort_size, experiment.select
     steps = experiment.rounds * cohort // experiment.buffer_size
+    drawn = Uniform(cohort_size=cohort)
+    answer = Failing(participation=drawn, rate=experiment.failures)
     methods = {
         "FedAvg waits": (
             average,
-            Synchronous(participation=Uniform(cohort_size=cohort), seconds=seconds),
+            Synchronous(participation=drawn, seconds=seconds),
+            experiment.rounds,
+        ),
+        "FedAvg, some fail": (
+            average,
+            Synchronous(participation=answer, seconds=seconds),
             experiment.rounds,
         ),
         "FedAvg drops the slow": (

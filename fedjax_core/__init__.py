@@ -19,6 +19,7 @@ from fedjax_core.metrics import Mean, Sum
 from fedjax_core.models import Model, classifier, language_model
 from fedjax_core.participation import (
     Availability,
+    Failing,
     Full,
     Participation,
     Poisson,
@@ -45,6 +46,7 @@ __all__ = [
     "Dataset",
     "Evaluation",
     "Execution",
+    "Failing",
     "FederatedData",
     "Full",
     "LocalWork",

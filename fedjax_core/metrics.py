@@ -42,7 +42,19 @@ class Mean(NamedTuple):
         return self.total / jnp.where(self.count > 0, self.count, jnp.nan)
 
     def __add__(self, other: Any) -> "Mean":  # type: ignore[override]
-        return Mean(self.total + other.total, self.count + other.count)
+        return type(self)(self.total + other.total, self.count + other.count)
+
+
+class Perplexity(Mean):
+    """The exponential of a mean: of nats a token, the perplexity of a language model.
+
+    Of a model that takes all K tokens for equally likely it is K.
+    """
+
+    @property
+    def value(self) -> jax.Array:
+        """At least 1 for a mean of at least 0; NaN of nothing to average."""
+        return jnp.exp(super().value)
 
 
 class Sum(NamedTuple):
@@ -115,6 +127,11 @@ class Bits:
         carry = a * c + (a * d >> 16) + (b * c >> 16) + (middle >> 16)
         high = self.high * times + carry
         return dataclasses.replace(self, high=high, low=self.low * times)
+
+    def __rshift__(self, places: int) -> Self:
+        """So many times halved, 1 to 31, and rounded down."""
+        low = self.high << (32 - places) | self.low >> places
+        return dataclasses.replace(self, high=self.high >> places, low=low)
 
     def sum(self, axis: int = 0) -> Self:
         """The sum over an axis."""

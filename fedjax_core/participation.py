@@ -14,6 +14,7 @@ participation     cohort         a client takes part with probability
 `Poisson`         Binomial       `rate`, independently of all others
 `Weighted`        C              growing with its weight, without replacement
 `Availability`    C              C / (number available this round) if available
+`Failing`         random         that of another one, times 1 - `rate`
 ================  =============  ==================================================
 
 On devices of unequal speed see `fedjax_core.virtual_time`.
@@ -33,19 +34,21 @@ import numpy.typing as npt
 
 from fedjax_core import check
 
-# Keeps the draws apart from any other use of the experiment's seed.
+# Keep the draws apart from any other use of the experiment's seed.
 _STREAM = 0x636F_686F  # "coho"
+_FAILURES = 0x6661_696C  # "fail"
 
 
-def generator(seed: int, round: int) -> np.random.Generator:
+def generator(seed: int, round: int, stream: int = _STREAM) -> np.random.Generator:
     """Returns the generator that draws the cohort of one round.
 
     Args:
       seed: the experiment's seed, an int >= 0 of any size.
       round: the number of the round, an int >= 0 of any size.
+      stream: what else is drawn with the same seed and round has another one.
 
     Returns:
-      A fresh Philox generator keyed by (seed, a constant of this module, round).
+      A fresh Philox generator keyed by (seed, stream, round).
 
     Raises:
       TypeError: if `seed` or `round` is not an int.
@@ -54,7 +57,7 @@ def generator(seed: int, round: int) -> np.random.Generator:
     _non_negative_int(seed=seed, round=round)
     # The seed is the entropy and the rest the spawn key: NumPy pads the entropy to 128
     # bits, so that (seed, round) pairs cannot run into each other.
-    sequence = np.random.SeedSequence(int(seed), spawn_key=(_STREAM, int(round)))
+    sequence = np.random.SeedSequence(int(seed), spawn_key=(stream, int(round)))
     return np.random.Generator(np.random.Philox(sequence))
 
 
@@ -295,6 +298,42 @@ class Availability:
     def expected_cohort_size(self, num_clients: int) -> float:
         """C; a ValueError if there are fewer clients."""
         return float(self.max_cohort_size(num_clients))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failing:
+    """Cohorts of which each client fails with probability `rate`, before it answers.
+
+    The round goes on with the others, perhaps with nobody: what a client that fails
+    would have sent is lost, what it keeps stays as it was, and bytes sent to it are not
+    counted. Who fails does not depend on who else is drawn.
+
+    Attributes:
+      participation: who is drawn.
+      rate: in [0, 1).
+    """
+
+    participation: Participation
+    rate: float
+
+    def __post_init__(self):
+        check.instance(Participation, participation=self.participation)
+        check.fraction(rate=self.rate)
+
+    def draw(self, seed: int, round: int, num_clients: int) -> np.ndarray:
+        """Those that are drawn and answer."""
+        ids = self.participation.draw(seed, round, num_clients)
+        fails = generator(seed, round, _FAILURES).random(num_clients) < self.rate
+        return ids[~fails[ids]]
+
+    def max_cohort_size(self, num_clients: int) -> int:
+        """That of `participation`."""
+        return self.participation.max_cohort_size(num_clients)
+
+    def expected_cohort_size(self, num_clients: int) -> float:
+        """That of `participation`, times 1 - rate."""
+        drawn = self.participation.expected_cohort_size(num_clients)
+        return drawn * (1 - self.rate)
 
 
 def _subset(rng: np.random.Generator, population: int, size: int) -> np.ndarray:

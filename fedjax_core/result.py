@@ -109,6 +109,19 @@ class Result:
         std = last.std(ddof=1) if len(last) > 1 else float("nan")
         return float(last.mean()), float(std)
 
+    def best(self, name: str, *, lowest: bool = False) -> np.ndarray:
+        """The best of a metric up to each of its rounds, ``[S, T]``, as in `series`.
+
+        The last column is what papers print as the maximum within a budget of rounds. A
+        maximum over test data is optimistic: nobody could have stopped there.
+
+        Args:
+          name: of the metric; a NaN stays until the end.
+          lowest: whether the smallest is the best, as of a loss.
+        """
+        best = np.minimum if lowest else np.maximum
+        return best.accumulate(self.series(name)[1], axis=1)
+
     def total(self, name: str) -> float:
         """Sum over rounds of a metric, averaged over seeds: "megabytes", say."""
         return float(np.mean([math.fsum(row) for row in self._each_round(name)]))

@@ -119,6 +119,8 @@ class Design:
       claims: (better, worse, setting), orderings of two methods to be tested.
       level: chance of calling one held, and of calling it not held, where both methods
         are alike.
+      show_best: whether to show each run's best evaluation beside its last one, and to
+        compare that with printed numbers, see `Result.best`. Claims are of the last.
     """
 
     seeds: Sequence[int] = range(5)
@@ -128,6 +130,7 @@ class Design:
     printed: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     claims: Sequence[tuple[str, str, str]] = ()
     level: float = 0.05
+    show_best: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,6 +215,13 @@ class Row(NamedTuple):
         if self.result is None or self.error:
             return np.zeros(0)
         return self.result.series(self.metric)[1][:, -1]
+
+    def best(self, higher_is_better: bool = True) -> np.ndarray:
+        """The best evaluation of each run, ``[S]``, or none, as `values`."""
+        if not len(self.values):
+            return self.values
+        assert self.result is not None
+        return self.result.best(self.metric, lowest=not higher_is_better)[:, -1]
 
 
 class Outcome(NamedTuple):

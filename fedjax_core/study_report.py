@@ -4,6 +4,7 @@ import base64
 import csv
 import html
 import io
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -105,8 +106,9 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
     """A line for every cell, as in table.csv; "values" are those of the seeds."""
     lines = []
     for row in outcome.rows:
-        values = row.values
+        values, best = row.values, row.best(outcome.study.higher_is_better)
         mean = float(values.mean()) if len(values) else math.nan
+        top = float(best.mean()) if len(best) else math.nan
         printed = outcome.study.printed.get((row.method, row.setting), math.nan)
         lines.append(
             {
@@ -115,8 +117,9 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
                 "metric": row.metric,
                 "mean": mean,
                 "std": float(values.std(ddof=1)) if len(values) > 1 else math.nan,
+                "best": top,
                 "printed": printed,
-                "difference": mean - printed,
+                "difference": (top if outcome.study.show_best else mean) - printed,
                 "rounds": row.result.rounds if row.result else 0,
                 "megabytes": _megabytes(row),
                 "values": " ".join(map(repr, values.tolist())),
@@ -142,6 +145,7 @@ def tables(outcome: Outcome) -> list[Table]:
             (
                 _label(outcome, row),
                 spread(row.values, ".4f") or ("unfinished", "failed")[row.finished],
+                spread(row.best(study.higher_is_better), ".4f"),
                 _number(line["printed"]),
                 _number(line["difference"], "+.4f"),
                 _number(line["megabytes"], ".4g"),
@@ -149,10 +153,10 @@ def tables(outcome: Outcome) -> list[Table]:
             for row, line in lines
             if row.setting == setting
         ]
-        header = ("method", f"{study.metric}, ours", "printed", "difference", "MB")
-        if not study.printed:
-            header = ("method", study.metric, "MB")
-            rows = [(*row[:2], row[-1]) for row in rows]
+        ours = f"{study.metric}{', ours' * bool(study.printed)}"
+        header = ("method", ours, "best round", "printed", "difference", "MB")
+        kept = [True, True, study.show_best, *[bool(study.printed)] * 2, True]
+        header, *rows = (tuple(itertools.compress(x, kept)) for x in [header, *rows])
         shown.append(Table(setting, header, rows))
     if study.claims:
         rows = [
@@ -274,8 +278,13 @@ def _axes() -> tuple[Any, Any]:
     return figure, axes
 
 
-def write(outcome: Outcome) -> Path:
-    """Writes table.csv, table.md, figures/ and report.html; returns the last one."""
+def write(outcome: Outcome, more: Sequence[Table] = ()) -> Path:
+    """Writes table.csv, table.md, figures/ and report.html; returns the last one.
+
+    Args:
+      outcome: to be shown.
+      more: tables that the page begins with, also in more.csv, a line for each cell.
+    """
     out, lines = outcome.out, records(outcome)
     page = out / "report.html"
     if not processes.is_first():
@@ -284,6 +293,14 @@ def write(outcome: Outcome) -> Path:
         table = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
         table.writeheader()
         table.writerows(lines)
+    if more:
+        with open(out / "more.csv", "w", encoding="utf-8", newline="") as file:
+            cells = csv.writer(file, lineterminator="\n")
+            cells.writerow(("table", "row", "column", "value"))
+            for title, header, rows in more:
+                for name, *row in rows:
+                    columns = zip(header[1:], row, strict=True)
+                    cells.writerows((title, name, *cell) for cell in columns)
     (out / "table.md").write_text(markdown(outcome), "utf-8")
     (out / "figures").mkdir(exist_ok=True)
     pictures = {}
@@ -293,7 +310,7 @@ def write(outcome: Outcome) -> Path:
             figure.savefig(png, format="png", dpi=150)
             (out / "figures" / f"{setting} {name}.png").write_bytes(png.getvalue())
             pictures[setting, name] = png.getvalue()
-    page.write_text(_page(outcome, pictures), "utf-8")
+    page.write_text(_page(outcome, pictures, more), "utf-8")
     return page
 
 
@@ -313,10 +330,12 @@ pre { white-space: pre-wrap; background: #f5f5f5; padding: .5rem }
 """
 
 
-def _page(outcome: Outcome, pictures: dict[tuple[str, str], bytes]) -> str:
+def _page(
+    outcome: Outcome, pictures: dict[tuple[str, str], bytes], more: Sequence[Table]
+) -> str:
     """One file that needs no other."""
     parts = []
-    for table in tables(outcome):
+    for table in (*more, *tables(outcome)):
         parts += [f"<h2>{html.escape(table.title)}</h2>", _html_table(table)]
         mine = [(k[1], png) for k, png in pictures.items() if k[0] == table.title]
         images = [

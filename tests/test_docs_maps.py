@@ -60,7 +60,7 @@ SATTLER = Map(
     + numbered("CFL-{}", 1, 18)
     + numbered("AUX-{}", 1, 18)
     + numbered("MET-{}", 1, 11),
-    frozenset({"FW-7", "CMP-18", "CFL-18"}),
+    frozenset({"CFL-18"}),
 )
 of_both = pytest.mark.parametrize("page", [NETWORKS, SATTLER], ids=str)
 

@@ -1,9 +1,10 @@
 """Splits pooled data sets among clients, in the ways the papers do.
 
 Every example goes to exactly one client, unless an argument says that some are
-discarded. All splits (train, test, validation if there is one) follow one map, so that
-a client is tested on the kind of data it trains on. How many examples of which class a
-client gets depends on the seed and the class totals only, not on the order of the rows.
+discarded or everyone's. All splits (train, test, validation if there is one) follow one
+map, so that a client is tested on the kind of data it trains on. How many examples of
+which class a client gets depends on the seed and the class totals only, not on the
+order of the rows.
 NumPy's global generator is neither read nor changed.
 
 | function | sizes | labels |
@@ -20,6 +21,7 @@ NumPy's global generator is neither read nor changed.
 | `label_swap` | equal | two exchanged per cluster |
 | `label_permutation` | equal | permuted per cluster |
 | `natural` | as the data | as the data |
+| `shared` | as another's, and more | as another's, and a common part |
 | `domains` | equal per domain | as each domain |
 
 What they have in common:
@@ -61,6 +63,7 @@ from fedjax_core.datasets.partition._sizes import (
     iid,
     log_normal,
     natural,
+    shared,
 )
 
 __all__ = [
@@ -78,4 +81,5 @@ __all__ = [
     "log_normal",
     "natural",
     "pathological",
+    "shared",
 ]

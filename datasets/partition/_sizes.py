@@ -1,6 +1,8 @@
 """Clients whose sizes are chosen, or as the data has them, whatever their labels."""
 
+import dataclasses
 import operator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -38,6 +40,43 @@ def contiguous(dataset: Dataset, num_clients: int) -> FederatedData:
         edges = np.arange(num_clients + 1) * pool.num_examples // num_clients
         splits[name] = Packed(pool.examples, edges)
     return FederatedData(**splits)
+
+
+def shared(
+    dataset: Dataset,
+    split: Callable[[Dataset], FederatedData],
+    fraction: float,
+    seed: int = 0,
+) -> FederatedData:
+    """Gives random train examples to all clients, beside those of their own.
+
+    It makes unlike clients more alike, at the price of data that are public. Arguments
+    beside those of `partition`, which says the errors too:
+
+    - split: deals the rest and the other splits, as other functions here do.
+    - fraction: in (0, 1), share of the train examples that everyone gets a copy of, up
+      or down to a whole example, behind its own.
+
+    References:
+      Zhao et al., "Federated Learning with Non-IID Data", 2018, section 4.
+    """
+    check.open_interval(0, 1, fraction=fraction)
+    common.check_dataset(dataset)
+    n = len(next(iter(dataset.train.values())))
+    chosen = np.zeros(n, bool)
+    chosen[common.generator(seed, 12).permutation(n)[: round(fraction * n)]] = True
+    data = split(
+        dataset._replace(train={k: v[~chosen] for k, v in dataset.train.items()})
+    )
+    own, public = data.train, np.arange(chosen.sum()) + data.train.num_examples
+    pieces = np.split(np.arange(own.num_examples), own.offsets[1:-1])
+    rows = np.concatenate([np.append(piece, public) for piece in pieces])
+    examples = {
+        k: np.concatenate([v, dataset.train[k][chosen]])[rows]
+        for k, v in own.examples.items()
+    }
+    offsets = own.offsets + len(public) * np.arange(len(own.offsets))
+    return dataclasses.replace(data, train=Packed(examples, offsets))
 
 
 def natural(dataset: Dataset, key: str) -> FederatedData:

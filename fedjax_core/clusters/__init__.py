@@ -23,5 +23,6 @@ from fedjax_core.clusters.tree import Tree as Tree
 from fedjax_core.clusters.tree import assign as assign
 from fedjax_core.clusters.tree import complete as complete
 from fedjax_core.clusters.tree import divide as divide
+from fedjax_core.clusters.tree import fall_back as fall_back
 from fedjax_core.clusters.tree import prune as prune
 from fedjax_core.clusters.tree import seedling as seedling

@@ -4,10 +4,12 @@ Children are made in pairs, next to each other, as long as there is room; shapes
 change.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_core.clusters.criteria import by_cluster
@@ -129,6 +131,31 @@ def prune(
     return tree._replace(
         removed=tree.removed.at[at].set(cohort.round, mode="drop")
     ), ready
+
+
+def fall_back(
+    client_metrics: Mapping[str, np.ndarray], metric: str = "accuracy"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Clients that do worse in their cluster than with the model above keep that one.
+
+    Args:
+      client_metrics: name -> ``[..., N]``, those of a `Result` of CFL evaluated on
+        validation and test examples.
+      metric: what decides on validation examples, larger being better.
+
+    Returns:
+      Who falls back, ``[..., N]`` bool, and the metric on test examples with the model
+      that each client ends up with.
+
+    References:
+      Sattler, TU Berlin 2021, section 6.3.
+    """
+
+    def of(split, model):
+        return np.asarray(client_metrics[f"{split}_{model}_{metric}"])
+
+    worse = of("validation", "cluster") < of("validation", "parent")
+    return worse, np.where(worse, of("test", "parent"), of("test", "cluster"))
 
 
 def assign(

@@ -20,6 +20,9 @@ from fedjax_core.metrics import Bits
 from fedjax_core.transform import Message, Transform
 from fedjax_core.types import Key
 
+_PLACES = 24  # binary ones, of code lengths in sums
+_UNITS = 2**_PLACES
+
 
 def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
     r"""The nearest probabilities in multiples of :math:`1 / L`, :math:`L = 2^b - 1`.
@@ -88,6 +91,17 @@ def entropy_bits(symbols: jax.Array, num_symbols: int) -> jax.Array:
     ).sum()
 
 
+def coded_bits(symbols: jax.Array, num_symbols: int) -> Bits:
+    """What an ideal arithmetic coder sends of symbols, in units of 2^-24 bits.
+
+    As many times as each symbol is there, minus the binary logarithm of its share,
+    which is a float32; sums of them are exact whole numbers of units.
+    """
+    counts = jnp.bincount(symbols.ravel(), length=num_symbols)
+    lengths = -jnp.log2(jnp.where(counts > 0, counts, symbols.size) / symbols.size)
+    return (Bits.of(jnp.round(lengths * _UNITS)) * counts).sum()
+
+
 def delta_encode(labels: jax.Array, previous: jax.Array) -> jax.Array:
     """What changed: labels 1 to K where they differ from `previous`, 0 elsewhere.
 
@@ -126,18 +140,21 @@ def soft_labels(bits: int, *, delta: bool = False) -> Transform:
         if bits == 1:
             labels = 1 + sent.argmax(-1)
             new = delta_encode(labels, previous) if delta else labels
-            each = entropy_bits(new, num_classes + 1)
+            units = coded_bits(new, num_classes + 1)
         else:
             labels = jnp.round(levels * sent).astype(jnp.int32)
-            each = jnp.float32(math.log2(num_label_vectors(bits, num_classes)))
+            each = math.log2(num_label_vectors(bits, num_classes))
+            each = Bits.of(round(each * _UNITS))
             if delta:
                 changed = (labels != previous).any(-1)
-                flag = entropy_bits(changed.astype(jnp.int32), 2)
-                each = flag + changed.mean() * each
+                units = coded_bits(changed.astype(jnp.int32), 2) + each * changed.sum()
+            else:
+                units = each * n
         kept = labels.astype(previous.dtype) if delta else ()
         sent = sent.astype(message.update.dtype)
-        # A message has whole bits, but for what sums of logarithms are rounded.
-        return Message(sent, Bits.of(jnp.ceil(n * each - 1e-3))), kept
+        # A message has whole bits, but for what logarithms are rounded.
+        whole = (units + (_UNITS - 1 - _UNITS // 1000)) >> _PLACES
+        return Message(sent, whole), kept
 
     name = f"soft_labels({bits}{', delta' if delta else ''})"
     return Transform(init, apply, lambda bound: float("inf"), name)

@@ -15,6 +15,7 @@ from fedjax_core.models.residual import resnet18 as resnet18
 from fedjax_core.models.tasks import Task as Task
 from fedjax_core.models.tasks import classes as classes
 from fedjax_core.models.tasks import multi_label as multi_label
+from fedjax_core.models.tasks import next_token as next_token
 from fedjax_core.models.transformer import TransformerLM as TransformerLM
 from fedjax_core.models.transformer import transformer_lm as transformer_lm
 from fedjax_core.models.zoo import CNN as CNN

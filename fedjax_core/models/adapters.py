@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 from fedjax_core import check
 from fedjax_core.arrays import along_rows
 from fedjax_core.models.model import Model
-from fedjax_core.models.tasks import Task, classes
+from fedjax_core.models.tasks import Task, classes, next_token
 from fedjax_core.types import Batch, Key, Metrics, Params, PyTree, Stateful, trained
 
 Array: TypeAlias = jax.Array
@@ -62,7 +62,7 @@ def language_model(module: nn.Module, length: int, pad: int = 0) -> Model:
     """A flax module as a model of the next token at every position.
 
     An example is a piece of text: `x` [B, length] its tokens, `y` [B, length] the token
-    after each, int32. Targets that are `pad` are not scored, see `classes`.
+    after each, int32. Targets that are `pad` are not scored, see `next_token`.
 
     Args:
       module: maps `x` to logits [B, length, num_tokens].
@@ -73,7 +73,8 @@ def language_model(module: nn.Module, length: int, pad: int = 0) -> Model:
       ValueError, TypeError: `length` is not an int >= 1.
     """
     check.positive_int(length=length)
-    return classifier(module, (length,), jnp.int32, missing=pad)
+    example = jax.ShapeDtypeStruct((length,), jnp.int32)
+    return from_linen(module, example, next_token(pad))
 
 
 def from_functions(

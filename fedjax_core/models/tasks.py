@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.metrics import AUROC, Mean
+from fedjax_core.metrics import AUROC, Mean, Perplexity
 from fedjax_core.models.model import Ids
 from fedjax_core.types import Batch, Metrics
 
@@ -83,6 +83,19 @@ def classes(missing: int | None = None) -> Task:
         return {"loss": mean(losses, scored), "accuracy": mean(correct, scored)}
 
     return Task(loss, metrics, lambda shape: Ids(shape[-1], missing))
+
+
+def next_token(pad: int = 0) -> Task:
+    """The token after each: `classes` over all but `pad`, with "perplexity" as well."""
+    task = classes(pad)
+    assert task.metrics is not None
+    of_classes = task.metrics
+
+    def metrics(logits: Array, batch: Batch) -> Metrics:
+        found = of_classes(logits, batch)
+        return found | {"perplexity": Perplexity(*found["loss"])}
+
+    return task._replace(metrics=metrics)
 
 
 def multi_label() -> Task:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_core import check
-from fedjax_core.models.adapters import classifier
+from fedjax_core.models.adapters import classifier, language_model
 from fedjax_core.models.layers import Conv, Dense, Lowering, Padding, max_pool
 from fedjax_core.models.model import Ids, Model
 from fedjax_core.models.recurrent import LSTM
@@ -223,8 +223,10 @@ def char_lstm(
     """
     _check_sizes(hidden, num_ids=num_ids, length=length, embedding=embedding)
     module = CharLSTM(num_ids, embedding, tuple(hidden), every_position)
-    pad = 0 if every_position else None
-    model = classifier(module, (length,), jnp.int32, missing=pad)
+    if every_position:
+        model = language_model(module, length)
+    else:
+        model = classifier(module, (length,), jnp.int32)
     return model._replace(ids={"x": Ids(num_ids), **model.ids})
 
 

@@ -7,8 +7,9 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Sections 3.1, 5.9, 6.2 and 7.1.
 """
 
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +18,7 @@ from scipy.spatial.distance import cdist
 
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.spectrum import components
 
 EARTH_RADIUS_KM = 6371.0088
 
@@ -331,6 +333,35 @@ def check_distance(distance: ArrayLike) -> np.ndarray:
                 f"{d[j, i]} back."
             )
     return d
+
+
+def mixing(
+    graph: Graph, rule: Literal["metropolis", "neighbours"] = "metropolis"
+) -> np.ndarray:
+    """Weights W of averages with neighbours, ``[N, N]`` float32, rows summing to 1.
+
+    Args:
+      graph: who is joined to whom; its weights do not matter. If it falls apart, there
+        is a warning, as its parts never agree.
+      rule: "metropolis", 1 over the larger number of neighbours and one, which keeps
+        the mean of all models; "neighbours", the mean of a node and its neighbours,
+        which does so only where all have equally many.
+
+    References:
+      Xiao, Boyd & Lall, "A Scheme for Robust Distributed Sensor Fusion Based on Average
+      Consensus", IPSN 2005.
+    """
+    check.one_of(("metropolis", "neighbours"), rule=rule)
+    joined = np.asarray(graph.dense()) > 0
+    if components(graph).max(initial=0) > 0:
+        warnings.warn("graph is not connected: its parts never agree.", stacklevel=2)
+    degree = joined.sum(1)
+    larger = (
+        np.maximum.outer(degree, degree) if rule == "metropolis" else degree[:, None]
+    )
+    weights = np.where(joined, 1 / (1 + larger), 0)
+    np.fill_diagonal(weights, 1 - weights.sum(1))
+    return weights.astype(np.float32)
 
 
 def _graph(i: np.ndarray, j: np.ndarray, num_nodes: int) -> Graph:

@@ -46,6 +46,7 @@ from fedjax_core.algorithms import (
     fedrep,
     fedsgd,
     fine_tuning,
+    gossip,
     label_logits,
     lg_fedavg,
     local_only,
@@ -58,6 +59,7 @@ from fedjax_core.algorithms import (
     stc,
 )
 from fedjax_core.metrics import Bits
+from fedjax_core.networks.builders import chain, mixing
 from fedjax_core.plan import Capacity, Draft
 from fedjax_core.sweep import numbers, with_numbers
 
@@ -127,6 +129,7 @@ METHODS: dict[str, tuple[Callable[..., Algorithm], Any]] = {
         one_shot_clustering.Config(num_clusters=2, work=WORK),
     ),
     "local only": (local_only.make, local_only.Config(work=WORK)),
+    "gossip": (gossip.make, gossip.Config(work=WORK)),
 }
 
 SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
@@ -134,6 +137,7 @@ COHORTS = [[2, 0, 5, 7], [1, 7, 6, 4], [0, 2, 4, 5]]
 EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
 TRAIN = Packed(EXAMPLES, OFFSETS)
 PUBLIC = {"x": EXAMPLES["x"][::4]}  # what the server holds
+PUBLIC["mixing"] = mixing(chain(len(SIZES)))
 PUBLIC["scores"] = np.linspace(0.1, 1, 72, dtype=np.float32).reshape(8, 9)
 KEYS = jax.random.split(jax.random.key(0), len(COHORTS))
 PLAIN = Execution()

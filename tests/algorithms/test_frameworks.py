@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from tests.algorithms.softmax_rounds import (
+    EVERYONE,
     KEY,
     MODEL_BYTES,
     PARAMS,
@@ -14,11 +15,20 @@ from tests.algorithms.softmax_rounds import (
     X,
     Y,
     assert_close,
+    own_rows,
 )
 from tests.reference import softmax_gradient, softmax_loss, visits
 
-from fedjax_core import LocalWork, Uniform, plan_round
-from fedjax_core.algorithms import fedavg, stc
+from fedjax_core import (
+    FederatedData,
+    Full,
+    LocalWork,
+    Model,
+    Uniform,
+    plan_round,
+    simulate,
+)
+from fedjax_core.algorithms import cfl, fedavg, stc
 from fedjax_core.algorithms.networks import consensus
 from fedjax_core.networks.graph import Graph
 from fedjax_core.transform import identity
@@ -39,6 +49,42 @@ def test_distributed_sgd_steps_along_the_gradient_of_the_union_batch():
     expected = {name: p - 0.3 * gradient[name] for name, p in START.items()}
     assert_close(state.params, expected)
     assert metrics["uplink_bytes"] == MODEL_BYTES * len(workers)
+
+
+def test_fedavg_stops_where_the_mean_update_is_short():
+    # Algorithm 10, with full batches: the model that it returns has taken the step.
+    work, w = LocalWork(batch_size=16, steps=1), START
+    norms, models = [], []
+    for _ in range(8):
+        steps = {}
+        for i in EVERYONE:
+            rows = own_rows(i)
+            _, gradient = softmax_gradient(w, X[rows], Y[rows])
+            steps[i] = {k: -0.3 * g for k, g in gradient.items()}
+        mean = {k: sum(SIZES[i] * s[k] for i, s in steps.items()) / 34 for k in w}
+        norms.append(np.linalg.norm([np.linalg.norm(m) for m in mean.values()]))
+        w = {k: w[k] + mean[k] for k in w}
+        models.append(w)
+    assert np.all(np.diff(norms) < 0)
+    short = float(np.mean(norms[3:5]))
+    config = cfl.Config(client_lr=0.3, eps1=short, eps2=1e6, max_clusters=1, work=work)
+    model = Model(lambda key: PARAMS, softmax_loss, lambda params, batch: {})
+    result = simulate(
+        cfl.make(config, softmax_loss),
+        FederatedData(TRAIN).subset(EVERYONE),
+        model,
+        rounds=8,
+        participation=Full(),
+        eval_splits=(),
+        eval_every=1,
+        progress=False,
+        callbacks=[lambda r: bool((r.train["mean_update_norm"][:, -1] < short).all())],
+    )
+    assert result.rounds == 5
+    np.testing.assert_allclose(
+        result.train["mean_update_norm"][0], norms[:5], rtol=1e-5
+    )
+    assert_close(jax.tree.map(lambda x: x[0], result.params), models[4])
 
 
 def test_edge_servers_change_nothing():

@@ -17,6 +17,7 @@ from tests.algorithms.softmax_rounds import (
     N,
     X,
     Y,
+    deltas,
     last,
     rounds,
 )
@@ -32,7 +33,7 @@ from fedjax_core import (
     simulate,
 )
 from fedjax_core.algorithms import fedavg, stc
-from fedjax_core.compress import coders, golomb
+from fedjax_core.compress import coders, golomb, sbc, top_k
 from fedjax_core.compress import stc as ternary
 from fedjax_core.compress.caching import every_message, with_cache
 from fedjax_core.metrics import Bits
@@ -94,6 +95,61 @@ def test_rounds_match_the_thesis(momentum):
         assert metrics["uplink_bytes"] == up / 8
         assert metrics["downlink_bytes"] == down / 8
     assert synced.max() == len(cohorts) - 1
+
+
+def test_delayed_binary_rounds_match_the_thesis():
+    # Algorithm 4, two local steps whose velocity starts from 0 in every round.
+    config = dataclasses.replace(
+        CONFIG,
+        momentum=0.9,
+        persist_momentum=False,
+        work=LocalWork(batch_size=4, steps=2),
+    )
+    algorithm = stc.make(config, softmax_loss, transform=sbc(0.25), downlink=identity())
+    w, residuals = flat(START), np.zeros((N, D))
+    for state, metrics, cohort in rounds(algorithm):
+        sent, up = [], 0
+        for i, batches in visits(cohort).items():
+            local, velocity = w, np.zeros(D)
+            for batch in batches:
+                gradient = flat(softmax_gradient(tree(local), X[batch], Y[batch])[1])
+                velocity = 0.9 * velocity + gradient
+                local = local - 0.3 * velocity
+            v = residuals[i] + local - w
+            order = np.argsort(v, kind="stable")
+            low, high = np.sort(order[:K]), np.sort(order[-K:])
+            mean, kept = max((v[high].mean(), 1), (-v[low].mean(), 0))
+            positions = high if kept else low
+            message = np.zeros(D)
+            message[positions] = mean if kept else -mean
+            residuals[i] = v - message
+            sent.append(message)
+            up += len(golomb.encode(positions, D, golomb.parameter(K / D))) + 32
+        w = w + np.mean(sent, axis=0)
+        np.testing.assert_allclose(flat(state.params), w, rtol=1e-5, atol=2e-6)
+        assert metrics["uplink_bytes"] == up / 8
+
+
+def test_both_directions_are_one_product_of_masks():
+    # Where values are sent as they are, the server's mask over the mean of masked
+    # updates is what clients would have sent under both: sparser, but the same kind.
+    config = dataclasses.replace(CONFIG, work=LocalWork(batch_size=4, steps=1))
+    algorithm = stc.make(
+        config, softmax_loss, transform=top_k(0.5), downlink=top_k(0.25)
+    )
+    state, _, cohort = next(rounds(algorithm))
+    updates = np.array([flat(u) for u in deltas(START, cohort, 0.3).values()])
+
+    def mask(v, k):
+        out = np.zeros(D)
+        out[np.argsort(-np.abs(v), kind="stable")[:k]] = 1
+        return out
+
+    up = np.array([mask(u, D // 2) for u in updates])
+    down = mask((up * updates).mean(0), D // 4)
+    expected = flat(START) + ((up * down) * updates).mean(0)
+    np.testing.assert_allclose(flat(state.params), expected, rtol=1e-5, atol=2e-6)
+    assert (up * down).sum(1).max() <= D // 4
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -11,6 +11,7 @@ import pytest
 from fedjax_core.compress import arithmetic
 from fedjax_core.compress.labels import (
     break_even_agreement,
+    coded_bits,
     delta_decode,
     delta_encode,
     delta_entropy,
@@ -191,6 +192,21 @@ def test_vectors_are_coded_against_vectors():
     message, _ = code.apply(Message(other, Bits.of(0)), state, KEY)
     coin = -changed * math.log2(changed) - (1 - changed) * math.log2(1 - changed)
     assert message.bits == math.ceil(60 * (coin + changed * number))
+
+
+def test_messages_beyond_the_whole_numbers_of_float32_are_exact():
+    # As many bits as symbols, a number between two float32 that are 4 apart.
+    n = 2**25 + 2
+    assert int(np.float32(n)) != n
+    labels = np.arange(n, dtype=np.uint8) % 2
+    assert coded_bits(jnp.asarray(labels), 2) >> 24 == n
+    n, number = 200_003, math.log2(num_label_vectors(16, 10))
+    p = np.tile(np.float32([0.5, 0.25, 0.25, *[0] * 7]), (n, 1))
+    message, _ = soft_labels(16).apply(Message(p, Bits.of(0)), (), KEY)
+    expected = math.ceil(n * number)
+    assert expected > 2**24
+    assert int(np.float32(expected)) != expected
+    assert message.bits == expected
 
 
 @pytest.mark.parametrize(("n", "classes"), [(3000, 10), (400, 2), (7, 3)])

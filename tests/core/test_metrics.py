@@ -206,7 +206,7 @@ HUGE = 32 * 10**9 + 1  # a dense message of 10^9 parameters, and a bit
 
 @jax.jit
 def arithmetic(a, b, times):
-    return a + b, a * times, a.minimum(b), b.minimum(a)
+    return a + b, a * times, a.minimum(b), b.minimum(a), a >> 1, a >> 31
 
 
 @pytest.mark.parametrize("kind", [Bits, Bytes])
@@ -217,7 +217,9 @@ def test_bits_are_exact_integers(kind):
     for a in sizes:
         b, times = rng.choice(sizes), rng.choice([0, 1, 3, 2**9, 1000])
         out = arithmetic(*(Bits.of(x) for x in (a, b)), times)
-        whole = np.array([a + b, a * times, min(a, b), min(a, b)], np.uint64)
+        smaller = min(a, b)
+        exact = [a + b, a * times, smaller, smaller, a >> 1, a >> 31]
+        whole = np.array(exact, np.uint64)
         for got, expected in zip(out, whole, strict=True):
             read = got if kind is Bits else got.as_bytes()
             assert read == (expected if kind is Bits else expected / 8)

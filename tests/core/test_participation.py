@@ -9,6 +9,7 @@ from scipy import stats
 
 from fedjax_core.participation import (
     Availability,
+    Failing,
     Full,
     Participation,
     Poisson,
@@ -30,6 +31,7 @@ MEMBERS = {
     "availability": Availability(
         cohort_size=7, available_fn=lambda round: np.arange(N) % 2 == round % 2
     ),
+    "failing": Failing(participation=Uniform(cohort_size=7), rate=0.3),
 }
 
 
@@ -216,6 +218,25 @@ def test_availability_draws_uniformly_among_the_available():
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
+def test_clients_of_a_cohort_fail_independently():
+    drawn, rounds = Uniform(cohort_size=10), 400
+    left = Failing(participation=drawn, rate=0.3)
+    sizes = []
+    for t in range(rounds):
+        ids = left.draw(0, t, N)
+        assert set(ids) <= set(drawn.draw(0, t, N))
+        sizes.append(len(ids))
+    counts = np.bincount(sizes, minlength=11)[:11]
+    binomial = stats.binom.pmf(np.arange(11), 10, 0.7)
+    rare = binomial * rounds < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    expected = rounds * np.append(binomial[~rare], binomial[rare].sum())
+    assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
+    assert left.expected_cohort_size(N) == pytest.approx(7)
+    everyone = Failing(participation=drawn, rate=0.0)
+    np.testing.assert_array_equal(everyone.draw(0, 5, N), drawn.draw(0, 5, N))
+
+
 def test_a_million_clients():
     n = 10**6
     for member in [Uniform(cohort_size=100), Poisson(rate=1e-4)]:
@@ -261,6 +282,11 @@ def available(value):
             lambda: Weighted(cohort_size=1, weights=["a"]),
             TypeError,
             "weights must be numbers",
+        ),
+        (
+            lambda: Failing(participation=Full(), rate=1.0),
+            ValueError,
+            r"rate must be in \[0, 1\)",
         ),
         (
             lambda: Availability(cohort_size=1, available_fn=[1]),  # pyright: ignore[reportArgumentType]

@@ -47,6 +47,13 @@ def test_final_and_total():
     assert make().total("loss") == (6 + 10) / 2
 
 
+def test_the_best_so_far_is_a_running_maximum():
+    result = make()
+    np.testing.assert_array_equal(result.best("loss"), [[3, 3, 3], [4, 4, 4]])
+    lowest = [[3, 2, 1], [4, 4, 2]]
+    np.testing.assert_array_equal(result.best("loss", lowest=True), lowest)
+
+
 def test_what_did_not_run_has_no_speed_and_no_execution():
     assert np.isnan(make().rounds_per_second)
     assert make().execution is None

@@ -290,6 +290,16 @@ def test_numbers_stand_beside_printed_ones(outcome: Outcome):
     assert f"| {values.mean():.4f} ± {values.std(ddof=1):.4f} | 1.5000 |" in text
     assert "| fast > slow | toy | " in text
     assert re.search(r"\| tuned \| toy \| client_lr=0.\d+ \| [\d.]+ \| taken \|", text)
+    best = outcome.row("fast", "toy").best(higher_is_better=False)
+    assert float(fast["best"]) == pytest.approx(best.mean())
+    shown = outcome._replace(study=dataclasses.replace(outcome.study, show_best=True))
+    (lines,) = (t.rows for t in study_report.tables(shown) if t.title == "toy")
+    (line,) = (row for row in lines if row[0] == "fast")
+    assert line[2:5] == (
+        f"{best.mean():.4f} ± {best.std(ddof=1):.4f}",
+        "1.5000",
+        f"{best.mean() - 1.5:+.4f}",
+    )
     # One file for a phone, with all that made it.
     assert '<meta name="viewport" content="width=device-width' in page
     assert not re.findall(r'(?:src|href)="(?!data:)', page)

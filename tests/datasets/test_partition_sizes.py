@@ -124,3 +124,29 @@ def test_impossible_arguments_are_refused():
         partition.log_normal(dataset, 2, -1.0)
     with pytest.raises(ValueError, match="min_size must be >= 0"):
         partition.log_normal(dataset, 2, 1.0, min_size=-1)
+
+
+def test_all_clients_have_the_common_examples_beside_their_own():
+    n = np.arange(200, dtype=np.int32)
+    pooled = Dataset({"x": n, "y": n % 10}, {"x": n[:20], "y": n[:20] % 10})
+
+    def one_class(rest):
+        return partition.classes_per_client(rest, num_clients=10, num_classes=1)
+
+    data = partition.shared(pooled, one_class, 0.1, seed=3)
+    everyone = set.intersection(*(set(data.train.client(i)["x"]) for i in range(10)))
+    assert len(everyone) == 20
+    own = [set(data.train.client(i)["x"]) - everyone for i in range(10)]
+    assert set.union(*own) | everyone == set(n)
+    assert sum(map(len, own)) == 180
+    for i, mine in enumerate(own):
+        assert len({x % 10 for x in mine}) == 1
+        part = data.train.client(i)
+        assert len(part["x"]) == len(mine) + 20
+        np.testing.assert_array_equal(part["y"], part["x"] % 10)
+    assert data.test is not None
+    assert data.test.num_examples == 20
+    again = partition.shared(pooled, one_class, 0.1, seed=4).train.client(0)["x"]
+    assert not set(data.train.client(0)["x"]) >= set(again)
+    with pytest.raises(ValueError, match="fraction must be > 0 and < 1"):
+        partition.shared(pooled, one_class, 1.0)

@@ -52,16 +52,16 @@ def test_megabytes_are_a_participants_up_to_the_target():
     never = result([[0.0] * 3] * 2, [1e6] * 3, [1e6] * 3)
     bits = result([[1.0] * 3] * 2, n / 8 * 2 * np.arange(1.0, 4) ** -0.5, [0] * 3)
     found = runs(this, **{"FD": late, "FedAvg": never, name: bits})
-    (table,) = cfd_tables.to_target(SMOKE, found)
+    table, claims = cfd_tables.to_target(SMOKE, found)
     rows = {row[0]: row[1:] for row in table.rows}
     # The target is reached after three rounds with one seed and two with the other.
-    assert rows["FD"][:2] == ("3.5 ± 0.71", "7.5 ± 2.1")
-    assert rows["FD"][3:] == ("2 of 2", "48.0 / 48.0", "0.4000")
+    assert rows["FD"][:2] == ("3.5 ± 0.7071", "7.5 ± 2.121")
+    assert rows["FD"][3:] == ("2 of 2", "48.0 / 48.0", "0.4000 ± 0.0000")
     assert rows["FedAvg"][:4] == ("n.a.", "n.a.", "n.a.", "0 of 2")
     fit = cfd_tables.entropies(SMOKE, found)
     assert fit.rows == [(f"{name}, concentration 1", "2.000", "1.155", "2.00 t^-0.500")]
-    claims = cfd_tables.orderings(SMOKE, found)
     assert {row[3] for row in claims.rows} == {"undecided"}, "of two seeds"
+    assert claims.rows[0] == ("FD < FedAvg, uplink", "n.a.", "x 21.4", "undecided")
 
 
 def test_impossible_tables_are_refused():

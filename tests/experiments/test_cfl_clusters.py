@@ -37,6 +37,21 @@ def test_it_says_what_held_and_what_a_small_setting_cannot_show(
         assert (tmp_path / name / "report.html").exists()
 
 
+def test_thresholds_are_chosen_on_validation_examples_of_another_seed():
+    few = dataclasses.replace(cfl_clusters.PRESETS["smoke"], points=20)
+    tuned = dataclasses.replace(few, eps1=(1.0, 2.0), eps2=(0.0, 0.5))
+    this = cfl_clusters.clusters_study(tuned)
+    assert len(this.methods["CFL"].points()) == 4
+    assert (*this.tuning_seeds,) == (0,)
+    (setting,) = this.settings.values()
+    sizes = {name: split.sizes for name, split in setting.data.splits.items()}
+    assert (set(sizes["train"]), set(sizes["validation"])) == ({20}, {5})
+    assert "chosen by validation" in " ".join(cfl_clusters.limits(tuned))
+    (setting,) = cfl_clusters.clusters_study(few).settings.values()
+    assert "validation" not in setting.data.splits
+    assert set(setting.data.train.sizes) == {20}
+
+
 def test_printed_numbers_stand_beside_their_cells():
     digits = dataclasses.replace(cfl_clusters.PRESETS["smoke"], kinds=("noisy",))
     assert not cfl_clusters.adversaries_study(digits).printed
@@ -50,6 +65,7 @@ def test_impossible_experiments_are_refused():
         ({"kinds": ("evil",)}, "kinds must be one of"),
         ({"num_clusters": 21}, "num_clusters must be in"),
         ({"splits": ()}, "splits must not be empty"),
+        ({"eps1": (0.0,)}, "eps1 must be > 0"),
     ):
         with pytest.raises(ValueError, match=message):
             cfl_clusters.Experiment(**change)  # type: ignore[arg-type]

@@ -32,7 +32,16 @@ def test_every_table_is_a_study_of_its_methods(problem):
         ALL, auxiliary=(Path("stl10.npz"), Path("svhn.npz"))
     )
     studies = fedaux_tables.make_studies(photographs, problem)
-    assert list(studies) == ["7.1", "7.2 svhn", "7.3", "7.4", "7.5", "7.7", "7.8"]
+    assert list(studies) == [
+        "7.1",
+        "7.2 svhn",
+        "7.3",
+        "7.4",
+        "7.5",
+        "7.7",
+        "7.8",
+        "C.4",
+    ]
     assert list(studies["7.1"].methods) == list(fedaux_tables.NAMES)
     assert studies["7.1"].printed["FedAUX", "alpha 0.01"] == pytest.approx(0.712)
     assert studies["7.2 svhn"].printed["FedDF", "alpha 0.01"] == pytest.approx(0.281)
@@ -44,6 +53,16 @@ def test_every_table_is_a_study_of_its_methods(problem):
         (setting,) = studies[name].settings.values()
         assert set(studies[name].methods) <= set(setting.data.public)
     assert ("logistic", "density", "alpha 0.01") in studies["7.4"].claims
+    grids = {name: m.points() for name, m in studies["C.4"].methods.items()}
+    assert (len(grids["FedAvg"]), len(grids["FedAUX"]), len(grids["FedProx"])) == (
+        4,
+        16,
+        16,
+    )
+    assert studies["C.4"].printed["FedAUX", "alpha 0.01"] == pytest.approx(0.7501)
+    (tuned,) = studies["C.4"].settings.values()
+    assert set(tuned.data.splits) == {"train", "test", "validation"}
+    assert "scores" in tuned.data.public
     (linear,) = studies["7.8"].settings.values()
     assert linear.data.train.examples["x"].shape[1:] == (64,)
 

@@ -335,6 +335,13 @@ def test_evaluation_averages_over_tokens(text_model):
         means = [values[client == i][scored[client == i]].mean() for i in (0, 2, 3)]
         np.testing.assert_allclose(got.client_mean[name], np.mean(means), rtol=1e-5)
         np.testing.assert_allclose(got.per_client[name], np.insert(means, 1, np.nan))
+    # Perplexity is the exponential of the mean over tokens, not a mean over texts.
+    np.testing.assert_allclose(
+        got.pooled["perplexity"], np.exp(loss[scored].mean()), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        got.per_client["perplexity"], np.exp(got.per_client["loss"]), rtol=1e-5
+    )
 
 
 def test_future_and_hidden_rows_reach_nothing(text_model):
