@@ -75,6 +75,10 @@ def make(
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     client = remembering(in_cluster(local_sgd(loss_fn, client_opt), no_map()))
 
+    def needs(model, data):
+        del model
+        check.rows(data.num_clients, mixing=data.public.get("mixing", ()))
+
     def init(params, num_clients):
         numbers = jnp.full(num_clients, -1, jnp.int32)
         return State(params, repeat_rows(params, num_clients), numbers)
@@ -121,4 +125,5 @@ def make(
         own_models=own_models,
         client_bytes=lambda params: num_bytes(params) + init_bytes(client_opt)(params),
         parts={"client_optimizer": "custom" if client_optimizer else "sgd"},
+        needs=needs,
     )
