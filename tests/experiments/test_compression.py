@@ -126,4 +126,4 @@ def test_errors_that_depend_on_the_product_alone_are_even_along_diagonals():
     (row,) = sbc_ratios.claims(experiment, errors).rows
     assert row[1:] == ("0.0000 ± 0.0000", "0.0816 ± 0.0000", "held")
     (row,) = sbc_ratios.claims(experiment, errors[:, ::-1]).rows
-    assert row[1] == "0.0707 ± 0.0000"
+    assert row[1] == "0.1414 ± 0.0000"
