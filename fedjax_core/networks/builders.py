@@ -123,6 +123,31 @@ def k_random_neighbours(num_nodes: int, k: int, seed: int = 0) -> Graph:
     return from_choices(_subsets(num_nodes, k, "k", _rng(seed, 103)))
 
 
+def random_connected(num_nodes: int, mean_degree: float, seed: int = 0) -> Graph:
+    """A random tree and random further edges, up to a mean degree; always connected.
+
+    The tree joins every node, in random order, to one of those before it.
+
+    Args:
+      num_nodes: n >= 2.
+      mean_degree: 2 E / n to the nearest edge, from 2 - 2 / n, a tree, to n - 1.
+      seed: int >= 0.
+    """
+    check.positive_int(num_nodes=num_nodes)
+    check.in_range(2 - 2 / num_nodes, num_nodes - 1, mean_degree=mean_degree)
+    rng = _rng(seed, 104)
+    order = rng.permutation(num_nodes)
+    # The place of node number k's partner among the k before it.
+    before = rng.integers(0, np.arange(1, num_nodes))
+    taken = np.zeros((num_nodes, num_nodes), bool)
+    taken[order[1:], order[before]] = True
+    free = np.argwhere(np.triu(~(taken | taken.T), 1))
+    more = round(mean_degree * num_nodes / 2) - (num_nodes - 1)
+    chosen = free[rng.choice(len(free), more, replace=False)]
+    i, j = np.concatenate([np.argwhere(taken), chosen]).T
+    return _graph(i, j, num_nodes)
+
+
 def knn(distance: ArrayLike, k: int) -> Graph:
     """Every node joined to the k nodes nearest to it, or that it is near to.
 
