@@ -135,7 +135,7 @@ def random_connected(num_nodes: int, mean_degree: float, seed: int = 0) -> Graph
     """
     check.positive_int(num_nodes=num_nodes)
     check.in_range(2 - 2 / num_nodes, num_nodes - 1, mean_degree=mean_degree)
-    rng = _rng(seed, 104)
+    rng = _rng(seed, 105)
     order = rng.permutation(num_nodes)
     # The place of node number k's partner among the k before it.
     before = rng.integers(0, np.arange(1, num_nodes))
