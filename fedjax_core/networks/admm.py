@@ -150,7 +150,7 @@ def linearised(grad: Callable[[PyTree], PyTree], eta: Rate) -> Primal:
     Args:
       grad: ``W -> W``, the (sub-)gradients of all nodes.
       eta: the step size > 0 or a schedule of it. For quadratic f any constant below
-        2 / lambda_max of the Hessians is safe, whatever rho; kinks need one that decays.
+        2 / lambda_max of the Hessians is safe, whatever rho; kinks need it to decay.
     """
 
     def primal(sent, force, curvature, t):
@@ -183,7 +183,8 @@ def spectral(Q: ArrayLike, q: ArrayLike) -> Spectral:
       ValueError: other shapes.
     """
     Q, q = quadratic_shapes(Q, q)
-    return Spectral(*jnp.linalg.eigh(2 * Q), q)
+    values, vectors = jnp.linalg.eigh(2 * Q)
+    return Spectral(values, vectors, q)
 
 
 def quadratic(losses: Spectral) -> Primal:

@@ -48,7 +48,7 @@ def test_TL1_erdos_renyi_draws_every_pair_with_probability_p():
     assert 5e-5 < stats.chi2.cdf(spread, draws - 1) < 1 - 5e-5
 
 
-@pytest.mark.parametrize("n, degree", [(2, 1), (50, 3), (50, 2 - 2 / 50), (6, 5)])
+@pytest.mark.parametrize(("n", "degree"), [(2, 1), (50, 3), (50, 2 - 2 / 50), (6, 5)])
 def test_random_connected_networks_have_their_mean_degree(n, degree):
     one, same, other = (builders.random_connected(n, degree, s) for s in (0, 0, 1))
     check_connected(one)
