@@ -23,24 +23,19 @@ References:
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_core import check
 from fedjax_core.networks import admm, private, risks
-from fedjax_core.networks.descent import Rate, rate_at
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.run import System
 from fedjax_core.networks.schedules import power_decay
 from fedjax_core.networks.spectrum import check_connected
-from fedjax_core.privacy import Budget, minimiser_sensitivity
-from fedjax_core.types import Key, Metrics
-
-Draw = Callable[[Key], tuple[jax.Array, jax.Array, jax.Array | None]]
-"""``key -> (X [n, m, d], y [n, m], mask [n, m] or None)``, the data of a seed."""
+from fedjax_core.privacy import Budget
+from fedjax_core.types import Metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +70,8 @@ class Config:
         private.check_bound(self.budget, self.gradient_bound)
 
     @property
-    def eta(self) -> Rate:
+    def eta(self) -> optax.Schedule:
         """The steps of rounds t = 0, 1, ..., where n = t + 1."""
-        if self.decay == 0:
-            return self.step_size
         return power_decay(self.step_size, self.decay)
 
 
@@ -86,13 +79,11 @@ class World(NamedTuple):
     """What a run reads.
 
     Attributes:
-      data: of all nodes.
-      optimum: ``[d]``, what they would learn together in one place.
+      problem: the data of all nodes and the optimum.
       spectral: of the exact primal with squared errors, else ().
     """
 
-    data: risks.Nodes
-    optimum: jax.Array
+    problem: risks.World
     spectral: admm.Spectral | tuple[()]
 
 
@@ -108,7 +99,7 @@ class State(NamedTuple):
     ledger: private.Ledger
 
 
-def make(config: Config, graph: Graph, risk: risks.Risk, draw: Draw) -> System:
+def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> System:
     """Builds the system for `networks.run`.
 
     Args:
@@ -124,50 +115,46 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: Draw) -> System:
     exact = config.primal == "exact"
     factored = exact and risk.error == "squared" and not risk.l1
 
+    problem_of = risks.world(risk, draw)
+
     def world(key):
-        data = risks.nodes(risk, *draw(key))
-        spectral = admm.spectral(*data.stats[:2]) if factored else ()
-        return World(data, risks.minimum(risk, data), spectral)
+        problem = problem_of(key)
+        factors = admm.spectral(*problem.data.stats[:2]) if factored else ()
+        return World(problem, factors)
 
     def init(world, key):
         del key
-        n, _, d = world.data.X.shape
-        start = admm.init(graph, jnp.zeros((n, d), world.data.X.dtype))
-        return State(start, private.ledger(graph))
+        n, _, d = world.problem.data.X.shape
+        W = jnp.zeros((n, d), world.problem.data.X.dtype)
+        return State(admm.init(graph, W), private.ledger(graph))
 
-    def sensitivity(world, t):
-        curvature = 2 * config.rho * degree(graph)
-        if not exact:
-            curvature = curvature + 1 / rate_at(config.eta, t)
-        if config.gradient_bound is None:
-            return jnp.zeros(graph.num_nodes)
-        size = world.data.num_examples
-        return minimiser_sensitivity(config.gradient_bound, size, curvature)
+    def primal(world):
+        losses = risks.losses(risk, world.problem.data)
+        if factored:
+            return admm.quadratic(world.spectral)
+        if exact:
+            return admm.proximal(losses)
+        return admm.linearised(losses.grad, config.eta)
+
+    def curvature(t):
+        by_neighbours = 2 * config.rho * degree(graph)
+        return by_neighbours if exact else by_neighbours + 1 / config.eta(t)
 
     def step(world, state, t, key):
-        losses = risks.losses(risk, world.data)
-        if factored:
-            primal = admm.quadratic(world.spectral)
-        elif exact:
-            primal = admm.proximal(losses)
-        else:
-            primal = admm.linearised(losses.grad, config.eta)
-        params = admm.minimise(graph, config.rho, primal, state.admm, t)
-        sent, ledger = private.send(
+        send = private.sender(
             graph,
             config.budget,
-            state.ledger,
-            params,
-            sensitivity(world, t),
-            sensitivity(world, 0),
-            t,
-            key,
+            config.gradient_bound,
+            world.problem.data.num_examples,
+            curvature,
         )
+        params = admm.minimise(graph, config.rho, primal(world), state.admm, t)
+        sent, ledger = send(state.ledger, params, t, key)
         new = admm.exchange(graph, config.rho, state.admm, params, sent)
         return State(new, ledger), private.metrics(state.ledger, ledger)
 
     def evaluate(world, state) -> Metrics:
-        error = risks.normalised_error(state.admm.params, world.optimum)
+        error = risks.normalised_error(state.admm.params, world.problem.optimum)
         return private.report(state.ledger) | error
 
     return System("zcdp_nfl", (config, risk), world, init, step, evaluate)

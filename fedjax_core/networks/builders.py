@@ -10,13 +10,14 @@ References:
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, num_neighbours
 
 EARTH_RADIUS_KM = 6371.0088
 
@@ -333,6 +334,22 @@ def to_networkx(graph: Graph) -> Any:
     )
     network.add_weighted_edges_from(zip(head, tail, weight, strict=True))
     return network
+
+
+def metropolis(graph: Graph) -> Graph:
+    r"""The same edges with weights :math:`1 / (1 + \max(\deg_i, \deg_j))`.
+
+    With what is left to 1 for the node itself, W - laplacian(graph, W) is a doubly
+    stochastic average. Degrees count edges of positive weight, and others stay at 0.
+
+    References:
+      Xiao, Boyd and Lall, "A scheme for robust distributed sensor fusion based on
+      average consensus", IPSN 2005.
+    """
+    count = num_neighbours(graph)
+    most = jnp.maximum(count[graph.head], count[graph.tail])
+    weight = jnp.where(graph.weight > 0, 1 / (1 + most), 0)
+    return graph.with_weight(weight.astype(graph.weight.dtype))
 
 
 def check_distance(distance: ArrayLike) -> np.ndarray:

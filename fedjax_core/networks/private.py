@@ -4,17 +4,17 @@
 follows from that is the same and stands here.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, num_neighbours
 from fedjax_core.networks.operators import Round
-from fedjax_core.privacy import Budget, add_gaussian, spend
-from fedjax_core.types import Key, Metrics
+from fedjax_core.privacy import Budget, add_gaussian, minimiser_sensitivity, spend
+from fedjax_core.types import Metrics
 
 
 class Ledger(NamedTuple):
@@ -35,38 +35,45 @@ def ledger(graph: Graph) -> Ledger:
     return Ledger(jnp.zeros(n), jnp.zeros(n, jnp.int32))
 
 
-def send(
+def sender(
     graph: Graph,
     budget: Budget | None,
-    ledger: Ledger,
-    W: jax.Array,
-    sensitivity: ArrayLike,
-    first_sensitivity: ArrayLike,
-    t: Round,
-    key: Key | None,
-) -> tuple[jax.Array, Ledger]:
-    """All nodes send their parameters, with the noise that their budget asks for.
+    gradient_bound: float | None,
+    num_examples: jax.Array,
+    curvature: Callable[[Round], jax.Array],
+) -> Callable[..., tuple[jax.Array, Ledger]]:
+    r"""How all nodes send their parameters, with the noise that their budget asks for.
+
+    One example moves a row by at most :math:`2 C / (D_k \mu_k(t))`.
 
     Args:
       graph: who hears whom. A node without neighbours says nothing.
       budget: of every node, or None for messages without noise.
-      ledger: before the round.
-      W: ``[n, d]``.
-      sensitivity: ``[n]``, most that one example moves a row of W in this round.
-      first_sensitivity: the same in round 0.
-      t: the round.
-      key: of the round, for the noise.
+      gradient_bound: C, see `check_bound`.
+      num_examples: D_k, ``[n]``.
+      curvature: ``t -> [n]`` or one number, mu_k: how strongly convex what node k
+        minimises is.
 
     Returns:
-      The messages ``[n, d]`` and the ledger after the round.
+      ``(ledger, W, t, key) -> (sent, ledger)`` with W and what is sent ``[n, d]``, and
+      the ledgers before and after round t.
     """
     heard = num_neighbours(graph)
-    messages = ledger.messages + heard
-    if budget is None:
-        return W, Ledger(ledger.spent, messages)
-    sigma, spent = budget.message(t, sensitivity, first_sensitivity)
-    sent = add_gaussian(key, W, sigma.astype(W.dtype)[:, None])
-    return sent, Ledger(spend(ledger.spent, spent, heard > 0), messages)
+
+    def most(t):
+        assert gradient_bound is not None  # `check_bound`
+        by_node = minimiser_sensitivity(gradient_bound, num_examples, curvature(t))
+        return jnp.broadcast_to(by_node, num_examples.shape)
+
+    def send(ledger, W, t, key):
+        spent, sent = ledger.spent, W
+        if budget is not None:
+            sigma, cost = budget.message(t, most(t), most(0))
+            sent = add_gaussian(key, W, sigma.astype(W.dtype)[:, None])
+            spent = spend(spent, cost, heard > 0)
+        return sent, Ledger(spent, ledger.messages + heard)
+
+    return send
 
 
 def check_bound(budget: Budget | None, gradient_bound: float | None) -> None:

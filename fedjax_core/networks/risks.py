@@ -16,6 +16,7 @@ References:
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import jax
@@ -32,6 +33,7 @@ from fedjax_core.networks.oracles import (
     smooth,
 )
 from fedjax_core.networks.robust_loss import absolute
+from fedjax_core.types import Key
 
 Error = Literal["squared", "absolute", "logistic"]
 
@@ -69,6 +71,10 @@ class Risk:
             )
 
 
+Draw = Callable[[Key], tuple[jax.Array, jax.Array, jax.Array | None]]
+"""``key -> (X [n, m, d], y [n, m], mask [n, m] or None)``, the data of a seed."""
+
+
 class Nodes(NamedTuple):
     """The data of n nodes as their risks need it.
 
@@ -90,6 +96,23 @@ class Nodes(NamedTuple):
     def num_examples(self) -> jax.Array:
         """D_k, ``[n]``."""
         return (self.share > 0).sum(1)
+
+
+class World(NamedTuple):
+    """What a run reads: the nodes, and ``[d]`` what they would learn in one place."""
+
+    data: Nodes
+    optimum: jax.Array
+
+
+def world(risk: Risk, draw: Draw) -> Callable[[Key], World]:
+    """The world of every seed, for a `networks.run.System`."""
+
+    def of_seed(key):
+        data = nodes(risk, *draw(key))
+        return World(data, minimum(risk, data))
+
+    return of_seed
 
 
 def nodes(
