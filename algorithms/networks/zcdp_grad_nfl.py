@@ -90,7 +90,7 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
             config.budget,
             config.gradient_bound,
             world.data.num_examples,
-            lambda t: 1 / eta(t),
+            lambda t: 1 / jnp.asarray(eta(t)),
         )
         sent, ledger = send(state.ledger, params, t, key)
         return State(params, sent, ledger), private.metrics(state.ledger, ledger)

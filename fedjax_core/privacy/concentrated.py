@@ -38,7 +38,7 @@ def gaussian_budget(sigma: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array
       sensitivity: in the Euclidean norm, >= 0.
     """
     _check_each(sigma=sigma)
-    return jnp.square(jnp.divide(sensitivity, sigma)) / 2
+    return (jnp.asarray(sensitivity) / jnp.asarray(sigma)) ** 2 / 2
 
 
 def budget_sigma(budget: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array:
