@@ -43,12 +43,13 @@ def losses(kind):
 @functools.cache
 def compiled(kind, rho, first, decay, rounds):
     """``noise -> messages`` w_1 .. w_{T+1}."""
+    grad = losses(kind).grad  # outside, as what is cached must not be traced
 
     def messages(noise):
         step = admm.step(
             GRAPH,
             rho,
-            admm.linearised(losses(kind).grad, power_decay(first, decay)),
+            admm.linearised(grad, power_decay(first, decay)),
             lambda W, t, key: W + noise[t + 1],
         )
         start = admm.init(GRAPH, jnp.zeros((N, D)))
