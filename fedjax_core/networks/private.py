@@ -58,7 +58,7 @@ def sender(
       ``(ledger, W, t, key) -> (sent, ledger)`` with W and what is sent ``[n, d]``, and
       the ledgers before and after round t.
     """
-    heard = num_neighbours(graph)
+    heard = num_neighbours(graph).astype(jnp.int32)
 
     def most(t):
         assert gradient_bound is not None  # `check_bound`
