@@ -44,7 +44,7 @@ def gaussian_budget(sigma: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array
 def budget_sigma(budget: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array:
     """The standard deviation of the noise with which a message spends `budget` > 0."""
     _check_each(budget=budget)
-    return sensitivity / jnp.sqrt(2 * jnp.asarray(budget))
+    return jnp.asarray(sensitivity) / jnp.sqrt(2 * jnp.asarray(budget))
 
 
 def budget_epsilon(budget: float, delta: float) -> float:
