@@ -4,6 +4,7 @@ Node i of a graph holds rows of its own linear model, or a vector of one of two 
 
 - `network_linear`: linear regression on a given graph, one model or one per node.
 - `clustered_linear`: the same with the graph, dense inside clusters that share a model.
+- `unit_linear`: linear regression of one random model on rows of norm 1.
 - `two_class_means`: vectors of mean -1 or 1, whose nodes are to find their own kind.
 
 Arrays are padded to the largest node, with a mask, as
@@ -15,7 +16,8 @@ Licence: none needed, the data is generated.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", arXiv:2505.19183, (59) and (164),
-  Section 6.2 and Exercise 7.1.
+  Section 6.2 and Exercise 7.1. Gauthier, "On Enabling Scalable, Personalized, and
+  Private Federated Learning", NTNU 2024:92, Section 3.6.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_core.arrays import as_float, check_finite
+from fedjax_core import check
+from fedjax_core.arrays import as_float, check_finite, norms
 from fedjax_core.networks import builders
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.theory.erm import linear_data
@@ -145,6 +148,33 @@ def clustered_linear(
     graph = builders.stochastic_block(sizes, p_in, p_out, seed)
     data = network_linear(data_key, graph, m, W[cluster], noise_std)
     return LinearClusters(graph, cluster, data)
+
+
+def unit_linear(
+    key: Key,
+    num_nodes: int,
+    m: ArrayLike | Sequence[int],
+    num_features: int,
+    noise_std: float | jax.Array = 0.1,
+) -> LinearNodes:
+    r"""Draws one linear model, :math:`w \sim \mathcal{N}(0, I_d)`, and rows of norm 1.
+
+    Directions are uniform. So the gradient of an absolute or logistic error is at most
+    1 in norm, as private methods want it. `m` is how many rows a node has, ints >= 1:
+    one or ``[num_nodes]``; labels have normal noise of deviation `noise_std` >= 0.
+
+    References:
+      Gauthier, Section 3.6, for the sizes; the law of rows and noise is ours.
+    """
+    check.positive_int(num_nodes=num_nodes, num_features=num_features)
+    mask = _rows(m, num_nodes)
+    rows, model, noise = jax.random.split(key, 3)
+    X = jax.random.normal(rows, (*mask.shape, num_features))
+    X = jnp.where(mask[..., None], X / norms(X)[..., None], 0)
+    w = jax.random.normal(model, (num_features,))
+    y = X @ w + noise_std * jax.random.normal(noise, mask.shape)
+    W = jnp.broadcast_to(w[None], (num_nodes, num_features))
+    return LinearNodes(X, jnp.where(mask, y, 0), mask, W)
 
 
 def two_class_means(

@@ -37,6 +37,7 @@ EXPERIMENTS = {
     "stc_tables": "STC, FedAvg and signSGD: accuracy against bits, up and down",
     "stragglers": "slow devices: waiting, dropping, buffering, on virtual time",
     "shakespeare": "a character LSTM on the roles of Shakespeare's plays",
+    "zcdp_nfl": "private ADMM over a network: figures 3.1-3.3 of Gauthier's thesis",
 }
 """Every experiment: a module here with `Experiment`, `PRESETS` and `main`."""
 

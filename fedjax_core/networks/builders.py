@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, num_neighbours
 from fedjax_core.networks.spectrum import components
 
 EARTH_RADIUS_KM = 6371.0088
@@ -123,6 +124,31 @@ def k_random_neighbours(num_nodes: int, k: int, seed: int = 0) -> Graph:
       ValueError: k is not in 1..n-1.
     """
     return from_choices(_subsets(num_nodes, k, "k", _rng(seed, 103)))
+
+
+def random_connected(num_nodes: int, mean_degree: float, seed: int = 0) -> Graph:
+    """A random tree and random further edges, up to a mean degree; always connected.
+
+    The tree joins every node, in random order, to one of those before it.
+
+    Args:
+      num_nodes: n >= 2.
+      mean_degree: 2 E / n to the nearest edge, from 2 - 2 / n, a tree, to n - 1.
+      seed: int >= 0.
+    """
+    check.positive_int(num_nodes=num_nodes)
+    check.in_range(2 - 2 / num_nodes, num_nodes - 1, mean_degree=mean_degree)
+    rng = _rng(seed, 105)
+    order = rng.permutation(num_nodes)
+    # The place of node number k's partner among the k before it.
+    before = rng.integers(0, np.arange(1, num_nodes))
+    taken = np.zeros((num_nodes, num_nodes), bool)
+    taken[order[1:], order[before]] = True
+    free = np.argwhere(np.triu(~(taken | taken.T), 1))
+    more = round(mean_degree * num_nodes / 2) - (num_nodes - 1)
+    chosen = free[rng.choice(len(free), more, replace=False)]
+    i, j = np.concatenate([np.argwhere(taken), chosen]).T
+    return _graph(i, j, num_nodes)
 
 
 def knn(distance: ArrayLike, k: int) -> Graph:
@@ -312,6 +338,22 @@ def to_networkx(graph: Graph) -> Any:
     return network
 
 
+def metropolis(graph: Graph) -> Graph:
+    r"""The same edges with weights :math:`1 / (1 + \max(\deg_i, \deg_j))`.
+
+    With what is left to 1 for the node itself, W - laplacian(graph, W) is a doubly
+    stochastic average. Degrees count edges of positive weight, and others stay at 0.
+
+    References:
+      Xiao, Boyd and Lall, "A scheme for robust distributed sensor fusion based on
+      average consensus", IPSN 2005.
+    """
+    count = num_neighbours(graph)
+    most = jnp.maximum(count[graph.head], count[graph.tail])
+    weight = jnp.where(graph.weight > 0, 1 / (1 + most), 0)
+    return graph.with_weight(weight.astype(graph.weight.dtype))
+
+
 def check_distance(distance: ArrayLike) -> np.ndarray:
     """Returns dissimilarities ``[n, n]`` as float64, if that is what they are.
 
@@ -343,23 +385,18 @@ def mixing(
     Args:
       graph: who is joined to whom; its weights do not matter. If it falls apart, there
         is a warning, as its parts never agree.
-      rule: "metropolis", 1 over the larger number of neighbours and one, which keeps
-        the mean of all models; "neighbours", the mean of a node and its neighbours,
-        which does so only where all have equally many.
-
-    References:
-      Xiao, Boyd & Lall, "A Scheme for Robust Distributed Sensor Fusion Based on Average
-      Consensus", IPSN 2005.
+      rule: "metropolis", see `metropolis`, which keeps the mean of all models;
+        "neighbours", the mean of a node and its neighbours, which does so only where
+        all have equally many.
     """
     check.one_of(("metropolis", "neighbours"), rule=rule)
-    joined = np.asarray(graph.dense()) > 0
     if components(graph).max(initial=0) > 0:
         warnings.warn("graph is not connected: its parts never agree.", stacklevel=2)
-    degree = joined.sum(1)
-    larger = (
-        np.maximum.outer(degree, degree) if rule == "metropolis" else degree[:, None]
-    )
-    weights = np.where(joined, 1 / (1 + larger), 0)
+    if rule == "metropolis":
+        weights = np.array(metropolis(graph).dense())
+    else:
+        joined = np.asarray(graph.dense()) > 0
+        weights = joined / (1 + joined.sum(1, keepdims=True))
     np.fill_diagonal(weights, 1 - weights.sum(1))
     return weights.astype(np.float32)
 

@@ -22,14 +22,15 @@ def power_decay(
 
     Args:
       scale: s > 0.
-      power: p > 0.
+      power: p >= 0; 0 is a constant.
       shift: c > 0.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", Section 4.2, Exercises 4.1
       to 4.3.
     """
-    check.positive(scale=scale, power=power, shift=shift)
+    check.positive(scale=scale, shift=shift)
+    check.non_negative(power=power)
 
     def schedule(count):
         t = jnp.asarray(count)

@@ -21,6 +21,16 @@ from fedjax_core.privacy.calibration import (
 from fedjax_core.privacy.calibration import laplace_scale as laplace_scale
 from fedjax_core.privacy.calibration import rdp_epsilon as rdp_epsilon
 from fedjax_core.privacy.calibration import renyi_divergence as renyi_divergence
+from fedjax_core.privacy.concentrated import Budget as Budget
+from fedjax_core.privacy.concentrated import DynamicBudget as DynamicBudget
+from fedjax_core.privacy.concentrated import SplitBudget as SplitBudget
+from fedjax_core.privacy.concentrated import budget_epsilon as budget_epsilon
+from fedjax_core.privacy.concentrated import budget_sigma as budget_sigma
+from fedjax_core.privacy.concentrated import gaussian_budget as gaussian_budget
+from fedjax_core.privacy.concentrated import (
+    minimiser_sensitivity as minimiser_sensitivity,
+)
+from fedjax_core.privacy.concentrated import spend as spend
 from fedjax_core.privacy.features import Projection as Projection
 from fedjax_core.privacy.features import cross_covariance as cross_covariance
 from fedjax_core.privacy.features import gaussian_leakage as gaussian_leakage

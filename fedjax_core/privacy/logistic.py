@@ -38,6 +38,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import norms
 from fedjax_core.privacy.calibration import gaussian_sigma, gaussian_sigma_classical
+from fedjax_core.privacy.concentrated import minimiser_sensitivity
 from fedjax_core.privacy.mechanisms import add_gaussian
 from fedjax_core.types import Key
 
@@ -119,7 +120,8 @@ def sensitivity(
     check.positive(regularisation=regularisation)
     check.in_range(1, float("inf"), num_examples=num_examples)
     check.non_negative(gradient_norm=gradient_norm)
-    return (2 / num_examples + 2 * gradient_norm) / regularisation
+    exact = minimiser_sensitivity(1.0, num_examples, regularisation)
+    return exact + 2 * gradient_norm / regularisation
 
 
 def sigma(config: CertaintyConfig, num_examples: int) -> float:

@@ -193,3 +193,23 @@ def test_bad_arguments_of_clusters_and_classes():
             networks.two_class_means(KEY, 2, sizes)
     with pytest.raises(ValueError, match="m must be one int >= 1"):
         networks.two_class_means(KEY, 0)
+
+
+def test_unit_rows_are_directions_with_labels_of_one_model():
+    data = networks.unit_linear(KEY, 40, [50] * 39 + [7], 3, noise_std=0.5)
+    X, y, mask, W = map(np.asarray, data)
+    assert (mask.sum(1) == [50] * 39 + [7]).all()
+    assert (X[~mask] == 0).all()
+    assert (y[~mask] == 0).all()
+    rows, noise = X[mask], y[mask] - X[mask] @ W[0]
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(W, np.tile(W[:1], (40, 1)))
+    # The coordinates of a direction in space are uniform.
+    assert stats.kstest(rows[:, 0], "uniform", (-1, 2)).pvalue > RARE
+    assert_variance(noise, 0.25)
+    assert_uncorrelated(rows[:, 0], noise)
+    assert same(data, networks.unit_linear(KEY, 40, [50] * 39 + [7], 3, 0.5))
+    models = [networks.unit_linear(jax.random.key(k), 1, 1, 50).w_true for k in (1, 2)]
+    assert_standard_normal(np.ravel(models))
+    with pytest.raises(ValueError, match="num_features must be >= 1"):
+        networks.unit_linear(KEY, 2, 3, 0)

@@ -8,6 +8,7 @@ import pytest
 from scipy import sparse, stats
 
 from fedjax_core.networks import builders, graph
+from fedjax_core.networks.spectrum import check_connected
 
 
 def degrees(network):
@@ -45,6 +46,18 @@ def test_TL1_erdos_renyi_draws_every_pair_with_probability_p():
     assert abs(z) < stats.norm.isf(5e-5)
     spread = np.var(edges, ddof=1) / (21 * p * (1 - p)) * (draws - 1)
     assert 5e-5 < stats.chi2.cdf(spread, draws - 1) < 1 - 5e-5
+
+
+@pytest.mark.parametrize(("n", "degree"), [(2, 1), (50, 3), (50, 2 - 2 / 50), (6, 5)])
+def test_random_connected_networks_have_their_mean_degree(n, degree):
+    one, same, other = (builders.random_connected(n, degree, s) for s in (0, 0, 1))
+    check_connected(one)
+    assert one.num_edges == round(degree * n / 2)
+    np.testing.assert_array_equal(one.tail, same.tail)
+    if n == 50:
+        assert (one.tail != other.tail).any()
+    with pytest.raises(ValueError, match="mean_degree must be in"):
+        builders.random_connected(n, n, 0)
 
 
 def test_erdos_renyi_at_the_ends_and_by_seed():

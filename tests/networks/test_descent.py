@@ -591,7 +591,7 @@ def test_balls_and_boxes():
         (lambda: projections.consensus(jnp.ones(2), np.array([1.0, -1.0])), "node 1"),
         (lambda: backtracking_step(jnp.sum, jnp.sin, c1=1.0), "c1"),
         (lambda: backtracking_step(jnp.sum, jnp.sin, shrink=0.0), "shrink"),
-        (lambda: power_decay(power=0.0), "power"),
+        (lambda: power_decay(power=-1.0), "power"),
         (lambda: quantise(jnp.ones(2), 0), "bits"),
         (lambda: bit_plan(-1, 3, 0.5), "total"),
         (lambda: bit_plan(3, 3, 0.0), "kappa"),
