@@ -22,11 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 
 from fedjax_core import check, random
 from fedjax_core.arrays import check_finite
-from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.networks.streaming import (
     World,
     draw_arrivals,
@@ -104,11 +103,11 @@ def nonlinear(config: Config) -> Callable[[Key], World]:
         )
 
         def samples(name, length, repeats):
-            law = (jnp.tile(v, repeats) for v in (theta, mean, jnp.sqrt(variance)))
-            s = autoregressive(random.stream(key, name), *law, length + 4)
+            law = jnp.tile(jnp.stack([theta, mean, jnp.sqrt(variance)]), (1, repeats))
+            s = autoregressive(random.stream(key, name), *law, length=length + 4)
             x = jnp.stack([s[4:], s[3:-1], s[:-4], s[1:-3]], axis=2)
             e = jax.random.normal(random.stream(key, name + " noise"), x.shape[:2])
-            return x, target(x) + jnp.sqrt(jnp.tile(noise, repeats)) * e
+            return x, target(x) + jnp.sqrt(jnp.tile(noise, repeats))[None] * e
 
         x, y = samples("stream", config.iterations, 1)
         test_x, test_y = samples("test", 1, tests)
@@ -122,7 +121,7 @@ def autoregressive(
 ) -> jax.Array:
     """The AR(1) processes of `nonlinear` from their stationary law, ``[length, K]``."""
     root = jnp.sqrt(1 - theta**2)
-    u = mean + std * jax.random.normal(key, (length, len(theta)))
+    u = mean[None] + std[None] * jax.random.normal(key, (length, len(theta)))
     centre = mean * jnp.sqrt((1 + theta) / (1 - theta))
     first = centre + u[0] - mean
 
@@ -152,7 +151,10 @@ def from_population(config: Config, data: FederatedData) -> Callable[[Key], Worl
 
     Raises:
       ValueError: fewer rows than clients get, or numbers that are not finite.
+      TypeError: no test rows.
     """
+    check.instance(Packed, test=data.test)
+    assert data.test is not None
     train, test = data.train.examples, data.test.examples
     check_finite(**{k: train[k] for k in ("x", "y")})
     needed = int(_samples(config).sum())

@@ -139,8 +139,8 @@ def make(
       ValueError: num_shared is larger than the number of features.
     """
     check.instance(Config, config=config)
-    shapes = world if isinstance(world, World) else jax.eval_shape(
-        world, random.seed_key(0)
+    shapes = (
+        world if isinstance(world, World) else jax.eval_shape(world, random.seed_key(0))
     )
     d, m = shapes.test_z.shape[1], config.num_shared
     if m is not None:
@@ -179,9 +179,9 @@ def step(
     received = takes_part[:, None]
     if not config.full_downlink and m < d:
         offset = _offsets(config, m, d, t, num_clients)
-        place = jnp.arange(d) - offset[:, None]
+        place = jnp.arange(d)[None] - offset[:, None]
         received &= jnp.where(place < 0, place + d, place) < m
-    merged = jnp.where(received, state.params, state.models)
+    merged = jnp.where(received, state.params[None], state.models)
     error = world.y[t] - jnp.sum(merged * z, axis=1)
     if config.signs:
         models, sent = state.models, jnp.sign(error[:, None] * z)
@@ -191,11 +191,11 @@ def step(
         sent = models = merged + rate[:, None] * z
 
     slots = config.max_delay + 1
-    by_delay = takes_part & (delay == jnp.arange(slots)[:, None])  # [L, K]
-    by_delay = by_delay.astype(z.dtype)
+    by_delay = takes_part[None] & (delay[None] == jnp.arange(slots)[:, None])
+    by_delay = by_delay.astype(z.dtype)  # [L, K]
     later = t + 1 if config.refined else t
     if m < d:
-        rows = _offsets(config, m, d, later, num_clients)[:, None] + jnp.arange(m)
+        rows = _offsets(config, m, d, later, num_clients)[:, None] + jnp.arange(m)[None]
         sent = jnp.take_along_axis(sent, rows % d, axis=1)
     first = m * (later % d) % d
     shared = _summed(config, by_delay, sent, d, first)
@@ -234,7 +234,7 @@ def _summed(
     else:
         # Client k's entries start m k after client 0's: one row after the other they
         # wrap around d, so that sums are those of rows of d.
-        flat = (by_delay[:, :, None] * sent).reshape(-1, num_clients * m)
+        flat = (by_delay[:, :, None] * sent[None]).reshape(-1, num_clients * m)
     flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % d)))
     return jnp.roll(flat.reshape(len(flat), -1, d).sum(1), first, axis=1)
 
@@ -249,7 +249,7 @@ def _arrive(config: Config, state: State, t: jax.Array) -> jax.Array:
     w = state.params
     if config.signs:
         return w + config.step_size * jnp.sign(sums.sum(0))
-    change = sums - hits * w  # [L, d]
+    change = sums - hits * w[None]  # [L, d]
     if config.pooled:
         return w + change.sum(0) / jnp.maximum(senders.sum(), 1)
     if config.latest_wins:

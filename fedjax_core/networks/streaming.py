@@ -127,7 +127,7 @@ def draw_events(
     if delay_decay:
         u = jax.random.uniform(random.stream(key, "delay"), arrived.shape)
         late = jnp.floor(jnp.log1p(-u) / np.log(delay_decay)).astype(jnp.int32)
-    available = arrived & (draw < jnp.asarray(probability))
+    available = arrived & (draw < jnp.asarray(probability)[None])
     return Events(arrived, available, delay_unit * late)
 
 
@@ -146,7 +146,7 @@ def draw_features(
 
 
 def featurise(features: Features | None, x: jax.Array) -> jax.Array:
-    """The features ``[..., d]`` of inputs ``[..., L]``; squared norms are <= 2.
+    """The features ``[n, d]`` of inputs ``[n, L]``; squared norms are <= 2.
 
     Without features, the inputs.
     """
@@ -154,9 +154,9 @@ def featurise(features: Features | None, x: jax.Array) -> jax.Array:
         return x
     frequencies, phases = features
     # Inputs are few: as a sum, not a product of matrices, all of it is one loop.
-    angle = phases
-    for l in range(len(frequencies)):
-        angle = angle + x[..., l, None] * frequencies[l]
+    angle = phases[None]
+    for i in range(len(frequencies)):
+        angle = angle + x[:, i : i + 1] * frequencies[i : i + 1]
     return np.sqrt(2 / len(phases)).astype(x.dtype) * _cosine(angle)
 
 

@@ -53,15 +53,15 @@ class Setting:
     def __post_init__(self):
         for name in ("availability", "delays", "covariances", "noise"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), np.float64))
-        num_clients, d = self.covariances.shape[:2]
+        num_clients, d = np.shape(self.covariances)[:2]
         check.positive_int(num_shared=self.num_shared)
         check.in_range(1, d, num_shared=self.num_shared)
         check.in_range(0, 1, late_weight=self.late_weight)
         for name in ("availability", "noise"):
-            if getattr(self, name).shape != (num_clients,):
+            if (shape := np.shape(getattr(self, name))) != (num_clients,):
                 raise ValueError(
                     f"{name} must have shape ({num_clients},), one value for each "
-                    f"covariance, got {getattr(self, name).shape}."
+                    f"covariance, got {shape}."
                 )
 
     @functools.cached_property
@@ -203,7 +203,9 @@ def transient(
       second_order: see `error_map`.
     """
     F, driven = error_map(setting, step_size, second_order), _driven(setting, step_size)
-    error = np.tile(np.asarray(target, np.float64), len(setting.moments.A) // _d(setting))
+    error = np.tile(
+        np.asarray(target, np.float64), len(setting.moments.A) // _d(setting)
+    )
     P, found = np.kron(error, error), []
     for _ in range(iterations + 1):
         found.append(_of_server(setting, P))
@@ -230,9 +232,9 @@ def ideal_mean_square_deviation(
     """
     rest = step_size * eigenvalue * (d + num_clients + 1) if second_order else 0
     if rest >= 2 * num_clients:
+        most = 2 * num_clients / rest * step_size
         raise ValueError(
-            f"step_size must be < {2 * num_clients / rest * step_size:.6g}, or the error "
-            f"grows, got {step_size}."
+            f"step_size must be < {most:.6g}, or the error grows, got {step_size}."
         )
     return step_size * noise * d / (2 * num_clients - rest)
 
