@@ -92,36 +92,43 @@ def nonlinear(config: Config) -> Callable[[Key], World]:
     num_clients, tests = config.num_clients, config.tests
 
     def world(key: Key) -> World:
-        theta, mean, variance, noise = (
-            jax.random.uniform(random.stream(key, name), (num_clients,), None, *limits)
-            for name, limits in (
-                ("theta", (0.2, 0.9)),
-                ("mean", (-0.2, 0.2)),
-                ("variance", (0.2, 1.2)),
-                ("noise", (0.005, 0.03)),
-            )
-        )
+        # Compiling a draw takes longer than making it: few of them, that are large.
+        laws, stream, test, rest = jax.random.split(key, 4)
+        low = jnp.array([0.2, -0.2, 0.2, 0.005])
+        high = jnp.array([0.9, 0.2, 1.2, 0.03])
+        share = jax.random.uniform(laws, (4, num_clients))
+        law = low[:, None] + (high - low)[:, None] * share
 
-        def samples(name, length, repeats):
-            law = jnp.tile(jnp.stack([theta, mean, jnp.sqrt(variance)]), (1, repeats))
-            s = autoregressive(random.stream(key, name), *law, length=length + 4)
+        def samples(key, length, repeats):
+            theta, mean, variance, noise = jnp.tile(law, (1, repeats))
+            normal = jax.random.normal(key, (2 * length + 4, len(theta)))
+            s = autoregressive(normal[length:], theta, mean, jnp.sqrt(variance))
             x = jnp.stack([s[4:], s[3:-1], s[:-4], s[1:-3]], axis=2)
-            e = jax.random.normal(random.stream(key, name + " noise"), x.shape[:2])
-            return x, target(x) + jnp.sqrt(jnp.tile(noise, repeats))[None] * e
+            return x, target(x) + jnp.sqrt(noise)[None] * normal[:length]
 
-        x, y = samples("stream", config.iterations, 1)
-        test_x, test_y = samples("test", 1, tests)
-        return _world(config, key, x, y, test_x[0], test_y[0])
+        x, y = samples(stream, config.iterations, 1)
+        test_x, test_y = samples(test, 1, tests)
+        return _world(config, rest, x, y, test_x[0], test_y[0])
 
     return world
 
 
 def autoregressive(
-    key: Key, theta: jax.Array, mean: jax.Array, std: jax.Array, length: int
+    normal: jax.Array, theta: jax.Array, mean: jax.Array, std: jax.Array
 ) -> jax.Array:
-    """The AR(1) processes of `nonlinear` from their stationary law, ``[length, K]``."""
+    """The AR(1) processes of `nonlinear`, from their stationary law on.
+
+    Args:
+      normal: ``[T, K]`` standard normal numbers.
+      theta: ``[K]``.
+      mean: ``[K]``, mu.
+      std: ``[K]``, sigma.
+
+    Returns:
+      ``[T, K]``.
+    """
     root = jnp.sqrt(1 - theta**2)
-    u = mean[None] + std[None] * jax.random.normal(key, (length, len(theta)))
+    u = mean[None] + std[None] * normal
     centre = mean * jnp.sqrt((1 + theta) / (1 - theta))
     first = centre + u[0] - mean
 
@@ -155,7 +162,7 @@ def from_population(config: Config, data: FederatedData) -> Callable[[Key], Worl
     """
     check.instance(Packed, test=data.test)
     assert data.test is not None
-    train, test = data.train.examples, data.test.examples
+    train, held_out = data.train.examples, data.test.examples
     check_finite(**{k: train[k] for k in ("x", "y")})
     needed = int(_samples(config).sum())
     if len(train["y"]) < needed:
@@ -167,19 +174,18 @@ def from_population(config: Config, data: FederatedData) -> Callable[[Key], Worl
     tests = config.num_clients * config.tests
 
     def world(key: Key) -> World:
-        rows = jax.random.permutation(random.stream(key, "rows"), len(train["y"]))
+        deal, test, rest = jax.random.split(key, 3)
+        rows = jax.random.permutation(deal, len(train["y"]))
         shape = config.iterations, config.num_clients
         # The n-th sample that arrives anywhere is the n-th row.
-        arrived = _arrived(config, key)
+        arrived = _arrived(config, rest)
         number = jnp.cumsum(arrived.ravel()).reshape(shape) - 1
         row = rows[jnp.maximum(number, 0)]
         x, y = jnp.asarray(train["x"])[row], jnp.asarray(train["y"])[row]
-        held = jax.random.randint(
-            random.stream(key, "test"), (tests,), 0, len(test["y"])
-        )
-        test_y = (jnp.asarray(test["y"])[held] - centre) / scale
-        test_x = jnp.asarray(test["x"])[held]
-        return _world(config, key, x, (y - centre) / scale, test_x, test_y)
+        row = jax.random.randint(test, (tests,), 0, len(held_out["y"]))
+        test_y = (jnp.asarray(held_out["y"])[row] - centre) / scale
+        test_x = jnp.asarray(held_out["x"])[row]
+        return _world(config, rest, x, (y - centre) / scale, test_x, test_y)
 
     return world
 
@@ -191,6 +197,7 @@ def _samples(config: Config) -> np.ndarray:
 
 
 def _arrived(config: Config, key: Key) -> jax.Array:
+    """See `draw_arrivals`; `_world` of the same key has the same."""
     key = random.stream(key, "arrivals")
     return draw_arrivals(key, _samples(config), config.iterations)
 
@@ -206,14 +213,15 @@ def _world(
     """Adds events and features."""
     group = np.arange(config.num_clients) // len(config.shares)
     p = np.asarray(config.availability)[group % len(config.availability)]
+    of_events, of_features = jax.random.split(key)
     events = draw_events(
-        random.stream(key, "events"),
+        of_events,
         _arrived(config, key),
         p,
         config.delay_decay,
         config.delay_unit,
     )
     features = draw_features(
-        random.stream(key, "features"), x.shape[-1], config.num_features, config.width
+        of_features, x.shape[-1], config.num_features, config.width
     )
     return World(x, y, events, features, featurise(features, test_x), test_y)

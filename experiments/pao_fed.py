@@ -91,7 +91,7 @@ class Curve(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """An ordering that the text prints: the first is better, by the start or the end."""
+    """An ordering of the text: the first is better, at the start or at the end."""
 
     figure: str
     better: tuple[str, str]
@@ -461,7 +461,7 @@ def limits(experiment: Experiment) -> list[str]:
 
 
 def draw(experiment: Experiment, found: Findings) -> Any:
-    """All panels: the median over runs and the band from the 10th to 90th percentile."""
+    """All panels: medians over runs, bands from the 10th to the 90th percentile."""
     shown = curves(experiment)
     rows = -(-len(shown) // 3)
     figure, axes = panels(13, 3.6 * rows, rows, 3, squeeze=False)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_core import check, random
+from fedjax_core import check
 from fedjax_core.types import Key, Metrics
 
 
@@ -122,12 +122,11 @@ def draw_events(
     check.fraction(delay_decay=delay_decay)
     check.positive_int(delay_unit=delay_unit)
     arrived = jnp.asarray(arrived)
-    draw = jax.random.uniform(random.stream(key, "available"), arrived.shape)
+    there, u = jax.random.uniform(key, (2, *arrived.shape))
     late = jnp.zeros(arrived.shape, jnp.int32)
     if delay_decay:
-        u = jax.random.uniform(random.stream(key, "delay"), arrived.shape)
         late = jnp.floor(jnp.log1p(-u) / np.log(delay_decay)).astype(jnp.int32)
-    available = arrived & (draw < jnp.asarray(probability)[None])
+    available = arrived & (there < jnp.asarray(probability)[None])
     return Events(arrived, available, delay_unit * late)
 
 
@@ -137,11 +136,9 @@ def draw_features(
     """Draws features of the Gaussian kernel of a width, kappa > 0."""
     check.positive_int(num_inputs=num_inputs, num_features=num_features)
     check.positive(width=width)
-    shape = num_inputs, num_features
-    frequencies = jax.random.normal(random.stream(key, "frequencies"), shape) / width
-    phases = jax.random.uniform(
-        random.stream(key, "phases"), (num_features,), maxval=2 * np.pi
-    )
+    normal, uniform = jax.random.split(key)
+    frequencies = jax.random.normal(normal, (num_inputs, num_features)) / width
+    phases = jax.random.uniform(uniform, (num_features,), maxval=2 * np.pi)
     return Features(frequencies, phases)
 
 

@@ -31,7 +31,8 @@ def world():
 def test_inputs_are_an_autoregressive_process_in_its_stationary_law():
     n, theta, mean, std = 20_000, 0.8, 0.2, 0.7
     law = (np.full(n, v, np.float32) for v in (theta, mean, std))
-    s = np.asarray(streams.autoregressive(KEY, *law, 6), np.float64)
+    normal = jax.random.normal(KEY, (6, n))
+    s = np.asarray(streams.autoregressive(normal, *law), np.float64)
     centre = mean * np.sqrt((1 + theta) / (1 - theta))
     for lag in range(6):  # from the first to the last one
         assert_mean(s[lag], centre, std)
