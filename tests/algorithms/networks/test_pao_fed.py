@@ -12,7 +12,7 @@ from jax import lax
 from fedjax_core import NonFiniteUpdateError, random
 from fedjax_core.algorithms.networks import pao_fed
 from fedjax_core.networks import run as runs
-from fedjax_core.networks.streaming import Events, World
+from fedjax_core.networks.streaming import Events, World, held_out_error
 from fedjax_core.networks.theory.partial_sharing import (
     aggregation_matrix,
     ideal_mean_square_deviation,
@@ -318,6 +318,13 @@ def test_runs_are_driven_recorded_and_resumed(tmp_path):
     )
     with pytest.raises(ValueError, match=f"rounds must be at most {T}"):
         runs.run(system, rounds=T + 1, progress=False)
+
+
+def test_the_reported_error_is_that_of_the_model():
+    world, w = make_world(), np.linspace(-1, 1, D).astype(np.float32)
+    expected = np.mean((np.float64(world.test_y) - np.float64(world.test_z) @ w) ** 2)
+    found = held_out_error(world, jnp.asarray(w))["test_mse"]
+    assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
 def test_settings_out_of_range_are_refused():

@@ -53,6 +53,20 @@ def test_means_are_stochastic_and_masks_have_their_chances():
         np.testing.assert_allclose(moments.A[rows, :2], p / 2 * np.eye(2))
 
 
+def test_errors_move_by_their_map():
+    # From a known error: what it is after merging, then an LMS step, then averaging.
+    mu, moments = 0.2, TINY.moments
+    error = np.arange(1.0, 11)
+    R = np.zeros((10, 10))
+    R[2:4, 2:4], R[4:6, 4:6] = TINY.covariances
+    before = (moments.AA @ np.kron(error, error)).reshape(10, 10)
+    inner = before - mu * (R @ before + before @ R)
+    found = partial_sharing.error_map(TINY, mu, second_order=False)
+    np.testing.assert_allclose(
+        found @ np.kron(error, error), moments.BB @ inner.ravel(), rtol=1e-12
+    )
+
+
 def test_every_entry_is_written_once_only_where_the_latest_wins():
     negative = 0.0
     for bits in itertools.product((0, 1), repeat=8):
