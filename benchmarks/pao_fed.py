@@ -6,8 +6,8 @@ python benchmarks/pao_fed.py --case clients
 
 `base`: 256 clients, 2,000 iterations, 20 runs of PAO-Fed-U1 through `networks.run`, and
 the loop over iterations that one would write, vectorised over clients, for --numpy_runs
-of them. `runs`: 100 runs in one compiled program, split over devices. `clients`: 100,000
-clients, 50 iterations. Ours includes drawing all data, NumPy's has them given.
+of them. `runs`: 100 runs in one compiled program, split over devices. `clients`: up to
+100,000 clients, 50 iterations. Ours includes drawing all data, NumPy's has them given.
 """
 
 import argparse
