@@ -134,10 +134,12 @@ def curves(experiment: Experiment) -> dict[str, list[Curve]]:
     """What is drawn, by panel: the figure's number and a letter."""
 
     def of(setting, name, as_fast_as="", label="", **changes):
-        late = {"long delays": 5, "rare and late": 60}.get(setting, 10)
-        config = dataclasses.replace(
-            pao_fed.METHODS[name], **({"max_delay": late} | changes)
-        )
+        late = {
+            "long delays": {"max_delay": 5},
+            "rare and late": {"max_delay": 60, "delay_unit": 10},
+        }
+        changes = late.get(setting, {}) | changes
+        config = dataclasses.replace(pao_fed.METHODS[name], **changes)
         short = label or name.removeprefix("PAO-Fed-")
         return Curve(setting, short, config, as_fast_as)
 

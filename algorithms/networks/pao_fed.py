@@ -51,6 +51,7 @@ class Config:
       refined: clients send what they receive next; otherwise what they just received.
       late_weight: alpha in [0, 1], a message that is l late weighs alpha^l.
       max_delay: l_max; messages that are later are dropped.
+      delay_unit: of which delays are multiples, as max_delay is; others are dropped.
       sample_rate: share of the available clients that take part, drawn at random.
       autonomous: clients that don't take part learn from new samples.
       full_downlink: the server sends all d entries.
@@ -66,6 +67,7 @@ class Config:
     refined: bool = True
     late_weight: float = 1.0
     max_delay: int = 10
+    delay_unit: int = 1
     sample_rate: float = 1.0
     autonomous: bool = True
     full_downlink: bool = False
@@ -77,6 +79,12 @@ class Config:
         check.positive(step_size=self.step_size)
         check.in_range(0, 1, late_weight=self.late_weight, sample_rate=self.sample_rate)
         check.non_negative(max_delay=self.max_delay)
+        check.positive_int(delay_unit=self.delay_unit)
+        if self.max_delay % self.delay_unit:
+            raise ValueError(
+                f"max_delay must be a multiple of delay_unit={self.delay_unit}, got "
+                f"{self.max_delay}."
+            )
         if self.num_shared is not None:
             check.positive_int(num_shared=self.num_shared)
         if self.signs and self.num_shared is not None:
@@ -102,7 +110,7 @@ METHODS = {
 
 
 class State(NamedTuple):
-    """Of a run; L = max_delay + 1.
+    """Of a run; L = max_delay + 1 and Q = max_delay / delay_unit + 1.
 
     What is under way is kept as sums by delay, not by client, so that it does not grow
     with their number: slot n mod L of the ring has what was sent in iteration n.
@@ -110,9 +118,9 @@ class State(NamedTuple):
     Attributes:
       params: w, ``[d]``.
       models: w_k, ``[K, d]``.
-      sums: ``[L, L, d]``, sums of messages by slot and delay.
-      hits: ``[L, L, d]``, how many messages have the entry.
-      senders: ``[L, L]``, how many messages there are.
+      sums: ``[L, Q, d]``, sums of messages by slot and delay.
+      hits: ``[L, Q, d]``, how many messages have the entry.
+      senders: ``[L, Q]``, how many messages there are.
     """
 
     params: jax.Array
@@ -159,7 +167,7 @@ def make(
 def init(config: Config, world: World) -> State:
     """All models 0, nothing under way."""
     d, dtype, slots = world.test_z.shape[1], world.test_z.dtype, config.max_delay + 1
-    ring = jnp.zeros((slots, slots, d), dtype)
+    ring = jnp.zeros((slots, len(_delays(config)), d), dtype)
     models = jnp.zeros((world.y.shape[1], d), dtype)
     return State(models[0], models, ring, ring, ring[:, :, 0])
 
@@ -190,9 +198,8 @@ def step(
         rate = jnp.where(learns, config.step_size * error, 0)
         sent = models = merged + rate[:, None] * z
 
-    slots = config.max_delay + 1
-    by_delay = takes_part[None] & (delay[None] == jnp.arange(slots)[:, None])
-    by_delay = by_delay.astype(z.dtype)  # [L, K]
+    by_delay = takes_part[None] & (delay[None] == _delays(config)[:, None])
+    by_delay = by_delay.astype(z.dtype)  # [Q, K]
     later = t + 1 if config.refined else t
     if m < d:
         rows = _offsets(config, m, d, later, num_clients)[:, None] + jnp.arange(m)[None]
@@ -200,7 +207,7 @@ def step(
     first = m * (later % d) % d
     shared = _summed(config, by_delay, sent, d, first)
     hits = _summed(config, by_delay, jnp.ones_like(sent), d, first)
-    now, put = t % slots, lax.dynamic_update_index_in_dim
+    now, put = t % (config.max_delay + 1), lax.dynamic_update_index_in_dim
     state = state._replace(
         models=models,
         sums=put(state.sums, shared, now, 0),
@@ -218,6 +225,11 @@ def step(
     return state._replace(params=_arrive(config, state, t)), metrics
 
 
+def _delays(config: Config) -> jax.Array:
+    """Those that a message can have, ``[Q]``."""
+    return jnp.arange(0, config.max_delay + 1, config.delay_unit)
+
+
 def _offsets(config: Config, m: int, d: int, t: jax.Array, num_clients: int):
     """Where the m entries of each client start in iteration t, ``[K]``."""
     turn = t + jnp.arange(num_clients) * (not config.coordinated)
@@ -227,7 +239,7 @@ def _offsets(config: Config, m: int, d: int, t: jax.Array, num_clients: int):
 def _summed(
     config: Config, by_delay: jax.Array, sent: jax.Array, d: int, first: jax.Array
 ) -> jax.Array:
-    """Sums of the messages ``[K, m]`` by delay, each entry in its place, ``[L, d]``."""
+    """Sums of the messages ``[K, m]`` by delay, each entry in its place, ``[Q, d]``."""
     num_clients, m = sent.shape
     if config.coordinated or m == d:
         flat = jnp.matmul(by_delay, sent, precision="highest")
@@ -241,15 +253,15 @@ def _summed(
 
 def _arrive(config: Config, state: State, t: jax.Array) -> jax.Array:
     """The server's model after the messages that arrive in iteration t."""
-    late = jnp.arange(config.max_delay + 1)
-    slot = (t - late) % (config.max_delay + 1)
+    late = _delays(config)
+    slot, row = (t - late) % (config.max_delay + 1), jnp.arange(len(late))
     sums, hits, senders = (
-        x[slot, late] for x in (state.sums, state.hits, state.senders)
+        x[slot, row] for x in (state.sums, state.hits, state.senders)
     )
     w = state.params
     if config.signs:
         return w + config.step_size * jnp.sign(sums.sum(0))
-    change = sums - hits * w[None]  # [L, d]
+    change = sums - hits * w[None]  # [Q, d]
     if config.pooled:
         return w + change.sum(0) / jnp.maximum(senders.sum(), 1)
     if config.latest_wins:

@@ -279,6 +279,12 @@ def test_without_the_latest_winning_whole_models_blow_up():
     whole = dataclasses.replace(BASE, num_shared=D, max_delay=6)
     blown = dataclasses.replace(whole, latest_wins=False)
     assert np.abs(follow(whole, world)[0]).max() < 10
+    # Where delays are multiples, only these are kept apart.
+    late = world._replace(events=world.events._replace(delay=2 * world.events.delay))
+    by_two = dataclasses.replace(whole, delay_unit=2)
+    np.testing.assert_allclose(
+        follow(by_two, late)[0], follow(whole, late)[0], rtol=0, atol=1e-5
+    )
     assert not np.abs(follow(blown, world)[0]).max() < 1e3
 
 
@@ -334,6 +340,7 @@ def test_settings_out_of_range_are_refused():
         ({"late_weight": 1.1}, r"late_weight must be in \[0, 1\]"),
         ({"sample_rate": -0.1}, r"sample_rate must be in \[0, 1\]"),
         ({"max_delay": -1}, "max_delay must be >= 0"),
+        ({"delay_unit": 2}, "max_delay must be a multiple of delay_unit=2, got 3"),
         ({"signs": True}, "num_shared must be None where signs are sent"),
     ):
         with pytest.raises(ValueError, match=match):
