@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from fedjax_core import random, server
 from fedjax_core.arrays import num_bytes, repeat_rows
@@ -22,12 +23,14 @@ from fedjax_core.types import (
     Algorithm,
     Batch,
     ClientProgram,
+    Key,
     LossFn,
     Params,
     PyTree,
     Stateful,
     Turn,
     trained,
+    with_trained,
 )
 
 Split = Callable[[Params], tuple[Params, Params]]
@@ -90,6 +93,38 @@ def merge(shared: Params, own: Params) -> Params:
     )
 
 
+def mix(federated: PyTree, personal: PyTree, lam: Any) -> PyTree:
+    r"""The model :math:`(1 - \lambda) \theta_f + \lambda \theta_l`.
+
+    Args:
+      federated: what stands at 0, trained parameters.
+      personal: what stands at 1, of the same structure.
+      lam: a number in [0, 1], or one for each parameter.
+    """
+    return jax.tree.map(
+        lambda k, f, p: ((1 - k) * f + k * p).astype(f.dtype),
+        jax.tree.broadcast(lam, federated),
+        federated,
+        personal,
+    )
+
+
+def between(
+    federated: Params, personal: Params, lambdas: Sequence[float]
+) -> dict[str, Params]:
+    """Models on the way from the server's to a client's own, as ``own_models`` has it.
+
+    Args:
+      federated: what stands at 0.
+      personal: what stands at 1; running statistics are its own.
+      lambdas: in [0, 1]; that of 0.3 is called "personal_0.3".
+    """
+    ends = trained(federated), trained(personal)
+    return {
+        f"personal_{lam:g}": with_trained(personal, mix(*ends, lam)) for lam in lambdas
+    }
+
+
 class State(NamedTuple):
     """What survives a round.
 
@@ -115,6 +150,7 @@ def averaging(
     keep: Callable[[Params], PyTree],
     own_model: Callable[[Params, PyTree], Params],
     client_bytes: Callable[[Params], int],
+    draw: Callable[[Key], PyTree] | None = None,
     split: Split = lambda params: (params, None),
     server_lr: float = 1.0,
     transform: Transform | None = None,
@@ -131,6 +167,7 @@ def averaging(
       own_model: ``(params, kept) -> params``, the personal model of a client that took
         part, evaluated as "personal"; `params` are the server's.
       client_bytes: as in `Algorithm`, without the transform.
+      draw: what a client has when it first takes part, in the place of `keep`'s.
       split: what of the model is shared, by default all of it.
       server_lr: step size along the mean delta.
       transform: applied to every delta before it is sent: clipping, compression.
@@ -138,8 +175,16 @@ def averaging(
     """
     transform, reduce = transform or identity(), reduce or mean("uniform")
 
+    def first(row, turn):
+        """What it keeps, once drawn: rows start equal, and a client's key changes."""
+        new = draw(random.stream(turn.key, "draw")) if draw else row.own
+        return jax.tree.map(lambda x, old: x.astype(old.dtype), new, row.own)
+
     def start(received, row, turn):
-        return program.init(received, row.own, turn)
+        own = row.own
+        if draw:
+            own = lax.cond(row.took_part, lambda: own, lambda: first(row, turn))
+        return program.init(received, own, turn)
 
     def finish(received, carry, row, turn):
         update, own, metrics = program.finish(received, carry, row.own, turn)

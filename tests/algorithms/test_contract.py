@@ -53,6 +53,7 @@ from fedjax_core.algorithms import (
     scaffold,
     signsgd,
     stc,
+    superfed,
 )
 from fedjax_core.metrics import Bits
 from fedjax_core.plan import Capacity, Draft
@@ -90,6 +91,13 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     ),
     "apfl": lambda loss: apfl.make(apfl.Config(work=FEDAVG.work), loss),
     "pfedme": lambda loss: pfedme.make(pfedme.Config(work=FEDAVG.work), loss),
+    "superfed": lambda loss: superfed.make(
+        superfed.Config(client_lr=0.1, mixing="layer", momentum=0.5, work=WORK),
+        loss,
+        init=lambda key: jax.tree.map(
+            lambda p: jax.random.normal(key, p.shape), PARAMS
+        ),
+    ),
     "ditto": lambda loss: ditto.make(ditto.Config(work=FEDAVG.work), loss),
     "fedyogi": lambda loss: fedopt.make(fedopt.Config(rule="yogi", work=WORK), loss),
     "fedbuff": lambda loss: fedbuff.make(fedbuff.Config(work=WORK), loss),
