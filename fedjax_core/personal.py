@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -18,6 +19,7 @@ from fedjax_core.local import Carry, sgd_step, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean
 from fedjax_core.reduce import Reduction, mean, select
+from fedjax_core.result import Result
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
     Algorithm,
@@ -123,6 +125,30 @@ def between(
     return {
         f"personal_{lam:g}": with_trained(personal, mix(*ends, lam)) for lam in lambdas
     }
+
+
+def best_lambda(
+    result: Result,
+    lambdas: Sequence[float],
+    metric: str = "accuracy",
+    split: str = "validation",
+) -> np.ndarray:
+    """Which of `between` is best for all clients together at the end of a run, ``[S]``.
+
+    On validation data this is a choice. On "test" it is what some papers report as
+    their method's accuracy: that of the best number in hindsight.
+
+    Args:
+      result: of a method whose ``own_models`` are `between`.
+      lambdas: as there.
+      metric: whose mean over clients is to be large; of equals the first is taken.
+      split: that it is measured on.
+    """
+    means = [
+        result.series(f"{split}_personal_{lam:g}_{metric}_client_mean")[1][:, -1]
+        for lam in lambdas
+    ]
+    return np.asarray(lambdas)[np.nan_to_num(means, nan=-np.inf).argmax(0)]
 
 
 class State(NamedTuple):

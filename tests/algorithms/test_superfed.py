@@ -21,9 +21,9 @@ from tests.algorithms.personal_rounds import (
 )
 from tests.reference import softmax_gradient, softmax_loss, visits
 
-from fedjax_core import LocalWork
+from fedjax_core import LocalWork, Result
 from fedjax_core.algorithms import fedavg, fedprox, superfed
-from fedjax_core.personal import between, mix
+from fedjax_core.personal import best_lambda, between, mix
 from fedjax_core.random import stream
 
 WORK = LocalWork(batch_size=3, epochs=2)
@@ -161,6 +161,23 @@ def test_clients_outside_a_cohort_keep_their_model_and_do_not_matter(run):
     )
     moved, _ = jax.jit(algorithm.round)(before._replace(clients=bent), cohort, KEY)
     jax.tree.map(np.testing.assert_array_equal, moved.params, after.params)
+
+
+def test_the_shared_lambda_is_chosen_on_the_split_that_is_named():
+    lambdas, means = (0.0, 0.5, 1.0), {"validation": [1, 3, 2], "test": [1, 2, 3]}
+    # The second seed has diverged at 0.5.
+    values = {
+        f"{split}_personal_{lam:g}_accuracy_client_mean": np.array(
+            [[0, x], [0, np.nan if lam == 0.5 else x]]
+        )
+        for split, row in means.items()
+        for lam, x in zip(lambdas, row, strict=True)
+    }
+    result = Result(
+        (0, 1), 2, {}, np.array([1, 2]), values, {}, None, []
+    )  # fmt: skip
+    np.testing.assert_array_equal(best_lambda(result, lambdas), [0.5, 1])
+    np.testing.assert_array_equal(best_lambda(result, lambdas, split="test"), [1, 1])
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.2])
