@@ -69,66 +69,83 @@ PARTS = ("table 2.3", "table 2.4", "table 2.5", "table 2.6", "table 2.7")
 PARTS += ("figure 2.3", "figure 2.4", "figure 2.5")
 
 LAMBDAS = superfed.LAMBDAS
+METRIC = {"table 2.4": "top5"}  # of accuracy
+NOISES = ("pair 0.1", "pair 0.4", "symmetric 0.2", "symmetric 0.6")
 OURS = ("SuPerFed-MM", "SuPerFed-LM")
 NAMES = ("FedAvg", "FedProx", "SCAFFOLD", "LG-FedAvg", "FedPer", "APFL", "pFedMe")
 NAMES += ("Ditto", "FedRep", *OURS)
 
-# Top-1 accuracies in % and deviations over clients, by row of `NAMES`.
-TABLE_23 = {
-    "mnist, 50 clients": "95.69 2.39 95.13 2.67 95.50 2.71 98.21 1.28 99.23 0.66 99.40 "
-    "0.58 81.10 8.52 97.07 1.38 99.11 0.63 99.45 0.46 99.48 0.54",
-    "mnist, 100 clients": "89.78 11.30 93.25 6.12 90.58 10.13 97.52 2.11 99.14 0.93 "
-    "99.19 0.92 82.48 7.62 97.13 2.06 99.04 1.02 99.38 0.93 99.31 1.09",
-    "mnist, 500 clients": "96.04 4.74 96.50 4.52 96.60 4.26 96.05 5.02 98.67 2.61 98.98 "
-    "2.22 81.96 12.28 97.20 3.72 97.94 3.37 99.24 2.12 98.83 3.02",
-    "cifar10, 50 clients": "43.09 24.56 49.01 19.87 43.81 24.30 89.03 4.53 89.10 5.41 "
-    "92.83 3.47 92.97 3.07 85.53 6.22 82.00 5.41 94.05 3.18 93.88 3.55",
-    "cifar10, 100 clients": "36.19 29.54 38.56 28.11 36.31 29.42 70.25 35.66 87.99 5.70 "
-    "91.73 4.61 92.07 5.05 83.01 5.62 81.27 7.90 93.25 3.80 93.20 4.19",
-    "cifar10, 500 clients": "47.90 25.05 48.60 25.71 40.27 26.90 78.52 11.22 82.35 9.85 "
-    "87.38 9.39 88.30 8.53 84.45 10.67 80.66 11.00 90.81 9.35 89.63 11.11",
-}
-# Top-5, of CIFAR-100 and of TinyImageNet.
-TABLE_24 = {
-    "alpha 1": "58.12 7.06 57.71 6.79 51.16 6.79 28.88 5.64 46.78 7.63 61.13 6.86 19.00 "
-    "5.37 60.04 6.82 38.49 6.65 60.14 6.24 62.50 6.34",
-    "alpha 10": "59.04 7.19 58.24 5.94 51.40 5.22 21.25 4.64 35.73 6.80 56.90 7.05 "
-    "17.94 4.72 58.55 7.12 26.61 5.20 58.32 6.25 61.64 6.23",
-    "alpha 100": "58.49 5.27 58.75 5.56 52.90 4.89 20.05 4.61 35.52 6.58 55.43 5.45 "
-    "18.28 3.41 58.73 5.39 24.50 4.21 59.08 5.12 59.05 5.59",
-}
+# Top-1 accuracies in % and, behind each, its deviation over clients: a line for each of
+# `NAMES`, columns for MNIST and CIFAR-10 with 50, 100 and 500 clients.
+TABLE_23 = """\
+95.69 2.39 89.78 11.30 96.04 4.74 43.09 24.56 36.19 29.54 47.90 25.05
+95.13 2.67 93.25 6.12 96.50 4.52 49.01 19.87 38.56 28.11 48.60 25.71
+95.50 2.71 90.58 10.13 96.60 4.26 43.81 24.30 36.31 29.42 40.27 26.90
+98.21 1.28 97.52 2.11 96.05 5.02 89.03 4.53 70.25 35.66 78.52 11.22
+99.23 0.66 99.14 0.93 98.67 2.61 89.10 5.41 87.99 5.70 82.35 9.85
+99.40 0.58 99.19 0.92 98.98 2.22 92.83 3.47 91.73 4.61 87.38 9.39
+81.10 8.52 82.48 7.62 81.96 12.28 92.97 3.07 92.07 5.05 88.30 8.53
+97.07 1.38 97.13 2.06 97.20 3.72 85.53 6.22 83.01 5.62 84.45 10.67
+99.11 0.63 99.04 1.02 97.94 3.37 82.00 5.41 81.27 7.90 80.66 11.00
+99.45 0.46 99.38 0.93 99.24 2.12 94.05 3.18 93.25 3.80 90.81 9.35
+99.48 0.54 99.31 1.09 98.83 3.02 93.88 3.55 93.20 4.19 89.63 11.11
+"""
+# Top-5 of CIFAR-100, for concentrations 1, 10 and 100.
+TABLE_24 = """\
+58.12 7.06 59.04 7.19 58.49 5.27
+57.71 6.79 58.24 5.94 58.75 5.56
+51.16 6.79 51.40 5.22 52.90 4.89
+28.88 5.64 21.25 4.64 20.05 4.61
+46.78 7.63 35.73 6.80 35.52 6.58
+61.13 6.86 56.90 7.05 55.43 5.45
+19.00 5.37 17.94 4.72 18.28 3.41
+60.04 6.82 58.55 7.12 58.73 5.39
+38.49 6.65 26.61 5.20 24.50 4.21
+60.14 6.24 58.32 6.25 59.08 5.12
+62.50 6.34 61.64 6.23 59.05 5.59
+"""
 # Top-1 of FEMNIST with 62 classes.
-TABLE_25 = {
-    "femnist": "80.12 12.01 80.23 11.88 80.03 11.78 50.84 20.97 73.79 14.10 84.85 8.83 "
-    "5.98 4.55 64.61 31.49 59.27 15.72 85.20 8.40 83.36 9.61",
-}
-# ECE, MCE and top-1 of MNIST and of CIFAR-10.
-TABLE_26 = {
-    "mnist, pair 0.1": ".17 .58 82.40 .17 .58 82.05 .16 .58 60.86 .23 .66 73.65 .17 .57 "
-    "82.43 .18 .60 80.18 .23 .66 72.05 .22 .66 72.39 .20 .62 77.95 .16 .53 83.67 .14 "
-    ".49 84.78",
-    "mnist, pair 0.4": ".38 .67 41.01 .38 .78 41.39 .45 .77 44.92 .50 .81 37.69 .40 .78 "
-    "40.75 .42 .78 40.43 .46 .80 37.89 .42 .79 38.20 .53 .81 35.88 .28 .69 46.41 .35 "
-    ".77 46.82",
-    "mnist, symmetric 0.2": ".29 .66 66.94 .29 .66 67.15 .29 .59 70.51 .34 .71 61.54 "
-    ".28 .66 68.44 .28 .67 67.83 .33 .72 59.80 .31 .69 60.62 .30 .68 66.58 .27 .64 "
-    "71.99 .27 .66 69.23",
-    "mnist, symmetric 0.6": ".42 .75 49.52 .42 .74 49.98 .44 .73 51.46 .45 .75 47.79 "
-    ".40 .73 52.41 .40 .79 52.15 .44 .76 45.79 .41 .77 45.11 .43 .74 51.30 .30 .69 "
-    "56.07 .32 .72 54.69",
-    "cifar10, pair 0.1": ".46 .80 45.08 .47 .80 44.31 .46 .76 47.54 .59 .83 30.22 .54 "
-    ".81 39.81 .45 .78 45.27 .58 .83 29.62 .54 .84 29.41 .62 .82 33.10 .28 .69 48.79 "
-    ".29 .68 51.44",
-    "cifar10, pair 0.4": ".57 .87 20.90 .70 .87 21.58 .65 .86 22.72 .69 .89 17.44 .70 "
-    ".87 20.37 .60 .86 23.42 .66 .88 17.94 .60 .88 18.17 .76 .87 17.80 .27 .63 26.64 "
-    ".40 .80 28.51",
-    "cifar10, symmetric 0.2": ".52 .81 38.62 .53 .81 36.91 .53 .79 38.85 .63 .85 25.68 "
-    ".60 .82 32.82 .51 .81 37.85 .60 .85 26.01 .56 .85 26.39 .66 .83 29.22 .31 .71 "
-    "42.66 .36 .70 42.81",
-    "cifar10, symmetric 0.6": ".59 .84 30.18 .59 .84 29.50 .61 .83 30.18 .66 .87 22.04 "
-    ".65 .85 26.82 .56 .83 31.46 .64 .87 21.36 .58 .87 21.72 .71 .85 22.94 .28 .68 "
-    "35.74 .37 .76 34.10",
-}
+TABLE_25 = """\
+80.12 12.01
+80.23 11.88
+80.03 11.78
+50.84 20.97
+73.79 14.10
+84.85 8.83
+5.98 4.55
+64.61 31.49
+59.27 15.72
+85.20 8.40
+83.36 9.61
+"""
+# ECE, MCE and top-1 for each of `NOISES`, of MNIST.
+TABLE_26 = """\
+.17 .58 82.40 .38 .67 41.01 .29 .66 66.94 .42 .75 49.52
+.17 .58 82.05 .38 .78 41.39 .29 .66 67.15 .42 .74 49.98
+.16 .58 60.86 .45 .77 44.92 .29 .59 70.51 .44 .73 51.46
+.23 .66 73.65 .50 .81 37.69 .34 .71 61.54 .45 .75 47.79
+.17 .57 82.43 .40 .78 40.75 .28 .66 68.44 .40 .73 52.41
+.18 .60 80.18 .42 .78 40.43 .28 .67 67.83 .40 .79 52.15
+.23 .66 72.05 .46 .80 37.89 .33 .72 59.80 .44 .76 45.79
+.22 .66 72.39 .42 .79 38.20 .31 .69 60.62 .41 .77 45.11
+.20 .62 77.95 .53 .81 35.88 .30 .68 66.58 .43 .74 51.30
+.16 .53 83.67 .28 .69 46.41 .27 .64 71.99 .30 .69 56.07
+.14 .49 84.78 .35 .77 46.82 .27 .66 69.23 .32 .72 54.69
+"""
+# And of CIFAR-10.
+TABLE_26_CIFAR = """\
+.46 .80 45.08 .57 .87 20.90 .52 .81 38.62 .59 .84 30.18
+.47 .80 44.31 .70 .87 21.58 .53 .81 36.91 .59 .84 29.50
+.46 .76 47.54 .65 .86 22.72 .53 .79 38.85 .61 .83 30.18
+.59 .83 30.22 .69 .89 17.44 .63 .85 25.68 .66 .87 22.04
+.54 .81 39.81 .70 .87 20.37 .60 .82 32.82 .65 .85 26.82
+.45 .78 45.27 .60 .86 23.42 .51 .81 37.85 .56 .83 31.46
+.58 .83 29.62 .66 .88 17.94 .60 .85 26.01 .64 .87 21.36
+.54 .84 29.41 .60 .88 18.17 .56 .85 26.39 .58 .87 21.72
+.62 .82 33.10 .76 .87 17.80 .66 .83 29.22 .71 .85 22.94
+.28 .69 48.79 .27 .63 26.64 .31 .71 42.66 .28 .68 35.74
+.29 .68 51.44 .40 .80 28.51 .36 .70 42.81 .37 .76 34.10
+"""
 # Top-1 and its deviation by share of the rounds that is warm-up, MM before LM.
 STARTS = (0.0, 0.2, 0.4, 0.6, 0.8)
 TABLE_27 = "89.87 4.73 92.67 4.04 92.69 3.86 92.50 4.14 91.29 6.28 91.55 4.26 92.41 "
@@ -520,14 +537,14 @@ class Cell(NamedTuple):
       setting: likewise.
       mean: metric -> ``[S]``, mean over clients.
       std: metric -> over clients, mean over seeds.
-      lambdas: ``[S]``, what was chosen; None where there is nothing to choose.
+      lambdas: ``[S]``, what was chosen; empty where there is nothing to choose.
     """
 
     method: str
     setting: str
     mean: dict[str, np.ndarray]
     std: dict[str, float]
-    lambdas: np.ndarray | None
+    lambdas: np.ndarray
 
 
 METRICS = ("accuracy", "top5", "loss", "ece", "mce", "ece_per_batch", "mce_per_batch")
@@ -540,7 +557,7 @@ def cells(outcome: study.Outcome) -> list[Cell]:
         if row.result is None or row.error:
             continue
         metric = row.metric.removeprefix("test_").removesuffix("accuracy")
-        choices: list[tuple[str, Any]] = [("", None)]
+        choices = [("", np.zeros(0))]
         if metric == "personal_0.5_":
             choices = [
                 ("", best_lambda(row.result, LAMBDAS)),
@@ -558,10 +575,10 @@ def cells(outcome: study.Outcome) -> list[Cell]:
 
 
 def _by_client(
-    values: Mapping[str, np.ndarray], model: str, name: str, lambdas: Any
+    values: Mapping[str, np.ndarray], model: str, name: str, lambdas: np.ndarray
 ) -> np.ndarray | None:
     """A metric by client, ``[S, N]``, each seed at its own lambda."""
-    if lambdas is None:
+    if not len(lambdas):
         return values.get(f"test_{model}{name}")
     every = [values.get(f"test_personal_{lam:g}_{name}") for lam in lambdas]
     if any(x is None for x in every):
@@ -569,23 +586,31 @@ def _by_client(
     return np.stack([x[s] for s, x in enumerate(every)])  # pyright: ignore
 
 
-def printed(text: str, columns: int) -> dict[str, tuple[float, ...]]:
-    """A column of a printed table: method -> its numbers."""
-    numbers = np.array(text.split(), float).reshape(-1, columns)
-    return dict(zip(NAMES, map(tuple, numbers), strict=True))
+def _columns(text: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of a printed table: setting -> method -> its numbers."""
+    lines = np.array([line.split() for line in text.split("\n") if line], float)
+    return {
+        name: dict(zip(NAMES, part, strict=True))
+        for name, part in zip(names, np.split(lines, len(names), axis=1), strict=True)
+    }
 
 
-PRINTED: dict[str, tuple[str, dict[str, str]]] = {
-    "table 2.3": ("accuracy", TABLE_23),
-    "table 2.4": ("top5", TABLE_24),
-    "table 2.5": ("accuracy", {"writers": TABLE_25["femnist"]}),
+PRINTED = {
+    "table 2.3": _columns(
+        TABLE_23,
+        [f"{d}, {k} clients" for d in ("mnist", "cifar10") for k in (50, 100, 500)],
+    ),
+    "table 2.4": _columns(TABLE_24, [f"alpha {alpha}" for alpha in (1, 10, 100)]),
+    "table 2.5": _columns(TABLE_25, ["writers"]),
+    "table 2.6": _columns(TABLE_26, [f"mnist, {n}" for n in NOISES])
+    | _columns(TABLE_26_CIFAR, [f"cifar10, {n}" for n in NOISES]),
 }
 
 
 def accuracies(part: str, setting: str, found: Sequence[Cell]) -> Table:
     """Tables 2.3, 2.4 and 2.5: printed numbers beside ours."""
-    metric, texts = PRINTED.get(part, ("accuracy", {}))
-    theirs = printed(texts[setting], 2) if setting in texts else {}
+    theirs: Mapping[str, Any] = PRINTED.get(part, {}).get(setting, {})
+    metric = METRIC.get(part, "accuracy")
     if part == "table 2.7":
         pairs = np.array(TABLE_27.split(), float).reshape(2, len(STARTS), 2)
         theirs = {
@@ -615,7 +640,7 @@ def accuracies(part: str, setting: str, found: Sequence[Cell]) -> Table:
 
 def calibrations(setting: str, found: Sequence[Cell]) -> Table:
     """Table 2.6."""
-    theirs = printed(TABLE_26[setting], 3) if setting in TABLE_26 else {}
+    theirs = PRINTED["table 2.6"].get(setting, {})
     rows = []
     for cell in found:
         known = theirs.get(cell.method.removesuffix(", best on test"))
@@ -649,7 +674,7 @@ def claims(found: Mapping[str, Mapping[str, Sequence[Cell]]]) -> Table:
             every[part, setting] = cell
             where = f"{part}, {setting}"
             others = [m for m in cell if m in NAMES and m not in OURS]
-            metric = PRINTED.get(part, ("accuracy",))[0]
+            metric = METRIC.get(part, "accuracy")
             for name in OURS:
                 if name not in cell or part in ("table 2.7", "figure 2.3"):
                     continue
@@ -744,7 +769,7 @@ def profiles(
 
 
 def _around(
-    experiment: Experiment, this: Problem, params: Any, radius: float | None
+    experiment: Experiment, this: Problem, params: Any, radius: float
 ) -> tuple[np.ndarray, float, float]:
     """The loss on a plane, its reach and the area of a cell.
 
@@ -790,7 +815,7 @@ def landscapes(
 ) -> list[Table]:
     """Figure 2.4: the test loss around the server's models, and how wide the valley."""
     e, widths, drawn = experiment, {}, {}
-    radius = None
+    radius = 0.0
     for name in ("FedAvg", *OURS):
         row = next((r for r in outcome.rows if r.method == name and r.result), None)
         if row is None:
