@@ -8,6 +8,7 @@ import argparse
 import json
 import statistics
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -69,7 +70,7 @@ def main(args) -> None:
         "superfed": superfed.make(config, model.loss, init=model.init),
     }
     seconds = {name: [] for name in methods}
-    state = None
+    state: Any = None
     for _ in range(args.repeats):
         for name, method in methods.items():
             result = simulate(

@@ -358,7 +358,7 @@ def populations(experiment: Experiment) -> dict[str, dict[str, Problem]]:
     """The clients of every part that is run, by setting."""
     e, found = experiment, {}
     names = sources(e)
-    first, last = names[0], names[-1]
+    last = names[-1]
 
     def shards(name: str, count: int) -> Problem:
         return problem(e, partition.pathological(pooled(e, name), count))
@@ -385,7 +385,6 @@ def populations(experiment: Experiment) -> dict[str, dict[str, Problem]]:
     for part in ("table 2.7", "figure 2.3"):
         if part in e.parts:
             found[part] = {where: shards(last, e.num_clients[0])}
-    del first
     return found
 
 
@@ -589,7 +588,7 @@ def _columns(text: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Of a printed table: setting -> method -> its numbers."""
     lines = np.array([line.split() for line in text.split("\n") if line], float)
     return {
-        name: dict(zip(NAMES, part, strict=True))
+        name: dict(zip(NAMES, map(tuple, part), strict=True))
         for name, part in zip(names, np.split(lines, len(names), axis=1), strict=True)
     }
 
@@ -627,9 +626,7 @@ def accuracies(part: str, setting: str, found: Sequence[Cell]) -> Table:
                 f"{100 * cell.std[metric]:.2f}",
                 spread(cell.mean["loss"], ".3f"),
                 "{:.2f} ({:.2f})".format(*known) if known else "",
-                ""
-                if cell.lambdas is None
-                else " ".join(f"{x:g}" for x in cell.lambdas),
+                " ".join(f"{x:g}" for x in cell.lambdas),
             )
         )
     header = ("method", f"{metric} in %, ours", "over clients", "loss")
