@@ -27,7 +27,6 @@ References:
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -35,7 +34,7 @@ from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.local import local_sgd, sgd_step
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import averaging, with_own_model
+from fedjax_core.personal import averaging, mix, with_own_model
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Transform
 from fedjax_core.types import (
@@ -73,11 +72,7 @@ def _mixture(config: Config, own: Params, w: Params) -> Params:
     """The personal model, with the running statistics of `own`, a client's row."""
     row = trained(own)
     alpha = row["alpha"] if config.adaptive else config.alpha
-
-    def mix(v, w):
-        return (alpha * v + (1 - alpha) * w).astype(v.dtype)
-
-    return with_trained(own, jax.tree.map(mix, row["v"], trained(w)))
+    return with_trained(own, mix(trained(w), row["v"], alpha))
 
 
 def make(

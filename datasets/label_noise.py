@@ -11,8 +11,9 @@ A flipped label is never the true one, so :math:`\epsilon` is the share of wrong
 that is expected. The number drawn varies around it. (Some authors draw the symmetric
 label from all K classes; their rate r is :math:`\epsilon = r (K - 1) / K` here.)
 
-Test and validation stay clean. SuPerFed's code also has noise in the clients' held-out
-examples: for that, add it to the pooled data before splitting.
+Test and validation stay clean, unless `noisy_test` asks for the same noise in them:
+SuPerFed's text tests on clean labels, its code corrupts examples before it holds some
+out.
 
 References:
   Han et al., "Co-teaching: Robust Training of Deep Neural Networks with Extremely Noisy
@@ -23,6 +24,7 @@ References:
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -35,7 +37,12 @@ Data = TypeVar("Data", Dataset, FederatedData)
 
 
 def symmetric(
-    data: Data, rate: ArrayLike, num_classes: int, seed: int = 0, label: str = "y"
+    data: Data,
+    rate: ArrayLike,
+    num_classes: int,
+    seed: int = 0,
+    label: str = "y",
+    noisy_test: bool = False,
 ) -> tuple[Data, np.ndarray]:
     """Turns train labels into any other label, all equally likely.
 
@@ -50,17 +57,20 @@ def symmetric(
       num_classes: K >= 2. Labels are 0..K-1.
       seed: int >= 0.
       label: name of the class labels, [n] ints of a dtype that holds K-1.
+      noisy_test: whether labels of the other splits are turned as well.
 
     Returns:
       The data with noisy train labels, of the dtype they had, and which ones were
       flipped: [n] bool, row by row of train. ValueError or TypeError if an argument is
       not as above.
     """
-    y, rates = _checked(data, rate, num_classes, seed, label)
-    rng = np.random.default_rng([seed, 111])  # apart from other users of the seed
-    flipped = rng.random(len(y)) < rates
-    steps = rng.integers(1, num_classes, len(y))
-    return _relabelled(data, label, y, flipped * steps, num_classes), flipped
+
+    def steps(rng, n):
+        return rng.integers(1, num_classes, n)
+
+    # Apart from other users of the seed.
+    key = (seed, 111)
+    return _noisy(data, rate, num_classes, key, label, noisy_test, steps)
 
 
 def pair(
@@ -69,6 +79,7 @@ def pair(
     num_classes: int,
     seed: int = 0,
     label: str = "y",
+    noisy_test: bool = False,
     keep_majority: bool = True,
 ) -> tuple[Data, np.ndarray]:
     """Turns train labels c into c + 1, and the last class into 0.
@@ -77,30 +88,57 @@ def pair(
     and above, where most labels of a class are wrong in the same way and nothing tells
     truth from noise, raise ValueError unless `keep_majority` is False.
     """
-    y, rates = _checked(data, rate, num_classes, seed, label)
-    if keep_majority and np.any(rates >= 0.5):
+    if keep_majority and np.any(_rates(data, rate) >= 0.5):
         raise ValueError(
             f"rate must be below 0.5, got {rate!r}; from there most labels of a class "
             f"are wrong. If that is meant, pass keep_majority=False."
         )
-    rng = np.random.default_rng([seed, 112])
-    flipped = rng.random(len(y)) < rates
-    return _relabelled(data, label, y, flipped * 1, num_classes), flipped
+
+    def steps(rng, n):
+        return np.ones(n, np.int64)
+
+    key = (seed, 112)
+    return _noisy(data, rate, num_classes, key, label, noisy_test, steps)
 
 
-def _checked(
-    data: Dataset | FederatedData,
+def _noisy(
+    data: Data,
     rate: ArrayLike,
     num_classes: int,
-    seed: int,
+    key: tuple[int, int],
     label: str,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The train labels, [n], and the rate of each, [n] or []."""
+    noisy_test: bool,
+    steps: Callable[[np.random.Generator, int], np.ndarray],
+) -> tuple[Data, np.ndarray]:
+    """The data with wrong labels, `steps` further in a circle; which ones of train."""
     check.positive_int(num_classes=num_classes)
-    check.seed(seed=seed)
+    check.seed(seed=key[0])
     if num_classes < 2:
         raise ValueError(f"num_classes must be >= 2, got {num_classes}.")
-    examples = data.train if isinstance(data, Dataset) else data.train.examples
+    rates = _rates(data, rate)
+    changed, flips = {}, []
+    for name, split in data.splits.items():
+        examples = split.examples if isinstance(split, Packed) else split
+        y = _labels(examples, label, num_classes)
+        rng = np.random.default_rng((*key, len(flips)) if flips else key)
+        each = rates
+        if rates.ndim and isinstance(split, Packed):
+            each = np.repeat(rates, split.sizes)
+        flips.append(rng.random(len(y)) < each)
+        moved = y.astype(np.int64) + flips[-1] * steps(rng, len(y))
+        new = {**examples, label: (moved % num_classes).astype(y.dtype)}
+        changed[name] = Packed(new, split.offsets) if isinstance(split, Packed) else new
+        if not noisy_test:
+            break  # train comes first
+    if isinstance(data, FederatedData):
+        return dataclasses.replace(data, **changed), flips[0]
+    return data._replace(**changed), flips[0]
+
+
+def _labels(
+    examples: Mapping[str, np.ndarray], label: str, num_classes: int
+) -> np.ndarray:
+    """The labels of a split, [n]."""
     check.one_of(examples, label=label)
     y = np.asarray(examples[label])
     if y.dtype.kind not in "iu":
@@ -115,25 +153,19 @@ def _checked(
     outside = y[(y < 0) | (y > last)]
     if outside.size:
         raise ValueError(f"{label} must be in 0..{last} {because}, got {outside[0]}.")
+    return y
+
+
+def _rates(data: Dataset | FederatedData, rate: ArrayLike) -> np.ndarray:
+    """One rate, [], or one per client, [N]."""
     rates = np.asarray(rate, np.float64)
     if not np.all((rates >= 0) & (rates < 1)):
         raise ValueError(f"rate must be in [0, 1), got {rate!r}.")
     if rates.ndim == 0:
-        return y, rates
+        return rates
     if isinstance(data, Dataset):
         raise ValueError(f"rate must be one number for pooled data, got {rate!r}.")
     if rates.shape != (data.num_clients,):
         wanted = f"one number or one per client, [{data.num_clients}]"
         raise ValueError(f"rate must be {wanted}, got {rate!r}.")
-    return y, np.repeat(rates, data.train.sizes)
-
-
-def _relabelled(
-    data: Data, label: str, y: np.ndarray, steps: np.ndarray, num_classes: int
-) -> Data:
-    """The data with labels moved on by `steps` [n], in a circle."""
-    noisy = ((y.astype(np.int64) + steps) % num_classes).astype(y.dtype)
-    if isinstance(data, FederatedData):
-        examples = {**data.train.examples, label: noisy}
-        return dataclasses.replace(data, train=Packed(examples, data.train.offsets))
-    return data._replace(train={**data.train, label: noisy})
+    return rates

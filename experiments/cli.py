@@ -36,6 +36,7 @@ EXPERIMENTS = {
     "slide_demos": "FedGD by a server, FedAvg, FedGD without a clock: Jung's slides",
     "sbc_ratios": "sparse binary compression: ratios, delay against sparsity",
     "stc_tables": "STC, FedAvg and signSGD: accuracy against bits, up and down",
+    "superfed_tables": "personal models and all between: Hahn's tables (needs files)",
     "stragglers": "slow devices: waiting, dropping, buffering, on virtual time",
     "shakespeare": "a character LSTM on the roles of Shakespeare's plays",
     "zcdp_nfl": "private ADMM over a network: figures 3.1-3.3 of Gauthier's thesis",

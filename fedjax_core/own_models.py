@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_core import metrics
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.devices import ship, ship_cohort
 from fedjax_core.evaluate import (
@@ -143,27 +144,48 @@ def _program(
         )
 
     def by_model(f, models):
+        names, stacked = models
+        if stacked is None:
+            each = map(f, names.values())
+        else:  # one program for all of them
+            sums = lax.map(f, stacked)
+            each = (jax.tree.map(lambda x: x[m], sums) for m in range(len(names)))  # noqa: B023
         return {
             f"{name}_{metric}": sums
-            for name, params in models.items()
-            for metric, sums in f(params).items()
+            for name, of_model in zip(names, each, strict=True)
+            for metric, sums in of_model.items()
         }
 
     def init(shared, client_state, turn):
-        models = own(shared)
+        models = _stacked(own(shared))
         zeros = by_model(lambda p: zero_sums(metrics_fn, p, packed, 1), models)
         return models, zeros
 
     def step(shared, carry, batch, turn):
+        def sums_of(params):
+            return metrics.total(per_example(metrics_fn, params, batch))
+
         models, sums = carry
-        new = by_model(lambda p: per_example(metrics_fn, p, batch), models)
-        return models, jax.tree.map(lambda s, x: s + x.sum(0), sums, new)
+        return models, jax.tree.map(jnp.add, sums, by_model(sums_of, models))
 
     def finish(shared, carry, client_state, turn):
         # A diverged model's NaN is a result, and no reason to leave the client out.
         return carry[1], client_state, {"failure": jnp.int32(0)}
 
     return ClientProgram(init, step, finish)
+
+
+def _stacked(models: Mapping[str, Params]) -> tuple[Mapping[str, Any], PyTree]:
+    """Models by name; if all are of one kind names alone, and leaves ``[M, ...]``."""
+    kinds = {
+        (jax.tree.structure(p), *((x.shape, x.dtype) for x in jax.tree.leaves(p)))
+        for p in models.values()
+    }
+    if len(models) == 1 or len(kinds) > 1:
+        return models, None
+    names = sorted(models)  # as they come back from a carry
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *(models[k] for k in names))
+    return dict.fromkeys(names), stacked
 
 
 def _sums(

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax import lax
 
 from fedjax_core import random, server
 from fedjax_core.arrays import num_bytes, repeat_rows
@@ -17,17 +19,20 @@ from fedjax_core.local import Carry, sgd_step, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean
 from fedjax_core.reduce import Reduction, mean, select
+from fedjax_core.result import Result
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
     Algorithm,
     Batch,
     ClientProgram,
+    Key,
     LossFn,
     Params,
     PyTree,
     Stateful,
     Turn,
     trained,
+    with_trained,
 )
 
 Split = Callable[[Params], tuple[Params, Params]]
@@ -90,6 +95,62 @@ def merge(shared: Params, own: Params) -> Params:
     )
 
 
+def mix(federated: PyTree, personal: PyTree, lam: Any) -> PyTree:
+    r"""The model :math:`(1 - \lambda) \theta_f + \lambda \theta_l`.
+
+    Args:
+      federated: what stands at 0, trained parameters.
+      personal: what stands at 1, of the same structure.
+      lam: a number in [0, 1], or one for each parameter.
+    """
+    return jax.tree.map(
+        lambda k, f, p: ((1 - k) * f + k * p).astype(f.dtype),
+        jax.tree.broadcast(lam, federated),
+        federated,
+        personal,
+    )
+
+
+def between(
+    federated: Params, personal: Params, lambdas: Sequence[float]
+) -> dict[str, Params]:
+    """Models on the way from the server's to a client's own, as ``own_models`` has it.
+
+    Args:
+      federated: what stands at 0.
+      personal: what stands at 1; running statistics are its own.
+      lambdas: in [0, 1]; that of 0.3 is called "personal_0.3".
+    """
+    ends = trained(federated), trained(personal)
+    return {
+        f"personal_{lam:g}": with_trained(personal, mix(*ends, lam)) for lam in lambdas
+    }
+
+
+def best_lambda(
+    result: Result,
+    lambdas: Sequence[float],
+    metric: str = "accuracy",
+    split: str = "validation",
+) -> np.ndarray:
+    """Which of `between` is best for all clients together at the end of a run, ``[S]``.
+
+    On validation data this is a choice. On "test" it is what some papers report as
+    their method's accuracy: that of the best number in hindsight.
+
+    Args:
+      result: of a method whose ``own_models`` are `between`.
+      lambdas: as there.
+      metric: whose mean over clients is to be large; of equals the first is taken.
+      split: that it is measured on.
+    """
+    means = [
+        result.series(f"{split}_personal_{lam:g}_{metric}_client_mean")[1][:, -1]
+        for lam in lambdas
+    ]
+    return np.asarray(lambdas)[np.nan_to_num(means, nan=-np.inf).argmax(0)]
+
+
 class State(NamedTuple):
     """What survives a round.
 
@@ -115,6 +176,7 @@ def averaging(
     keep: Callable[[Params], PyTree],
     own_model: Callable[[Params, PyTree], Params],
     client_bytes: Callable[[Params], int],
+    draw: Callable[[Key], PyTree] | None = None,
     split: Split = lambda params: (params, None),
     server_lr: float = 1.0,
     transform: Transform | None = None,
@@ -131,6 +193,7 @@ def averaging(
       own_model: ``(params, kept) -> params``, the personal model of a client that took
         part, evaluated as "personal"; `params` are the server's.
       client_bytes: as in `Algorithm`, without the transform.
+      draw: what a client has when it first takes part, in the place of `keep`'s.
       split: what of the model is shared, by default all of it.
       server_lr: step size along the mean delta.
       transform: applied to every delta before it is sent: clipping, compression.
@@ -138,8 +201,16 @@ def averaging(
     """
     transform, reduce = transform or identity(), reduce or mean("uniform")
 
+    def first(row, turn):
+        """What it keeps, once drawn: rows start equal, and a client's key changes."""
+        new = draw(random.stream(turn.key, "draw")) if draw else row.own
+        return jax.tree.map(lambda x, old: x.astype(old.dtype), new, row.own)
+
     def start(received, row, turn):
-        return program.init(received, row.own, turn)
+        own = row.own
+        if draw:
+            own = lax.cond(row.took_part, lambda: own, lambda: first(row, turn))
+        return program.init(received, own, turn)
 
     def finish(received, carry, row, turn):
         update, own, metrics = program.finish(received, carry, row.own, turn)

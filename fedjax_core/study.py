@@ -140,13 +140,17 @@ class Study(Design):
     Attributes:
       methods: by name.
       settings: by name.
+      eval_splits: what cells are evaluated on, "test" among them.
     """
 
     methods: Mapping[str, Method]
     settings: Mapping[str, Setting]
+    eval_splits: Sequence[str] = ("test",)
 
     def __post_init__(self):
         check.open_interval(0, 1, level=self.level)
+        if "test" not in self.eval_splits:
+            raise ValueError(f"eval_splits must name test, got {self.eval_splits}.")
         for name in ("seeds", "tuning_seeds"):
             object.__setattr__(self, name, checked_seeds(getattr(self, name)))
         both = {*self.seeds} & {*self.tuning_seeds}
@@ -280,7 +284,7 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
     ]
     with CellsBar(len(points) + len(rows), progress) as bar:
         try:
-            tried = _run(study, points, "validation", study.tuning_seeds, bar)
+            tried = _run(study, points, ("validation",), study.tuning_seeds, bar)
             grids = list(zip(points, tried, strict=True))
             rows = [_tuned(study, row, grids) for row in rows]
             _noted(outcome, rows)
@@ -289,7 +293,7 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
                 for row in rows
                 if row.config is not None
             ]
-            ends = _run(study, jobs, "test", study.seeds, bar)
+            ends = _run(study, jobs, study.eval_splits, study.seeds, bar)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"stopped with {bar.finished} of {bar.cells} runs done; the same call "
@@ -347,7 +351,7 @@ def _as_it_is(row: Row, path: Path, rounds: int) -> Row:
 def _run(
     study: Study,
     jobs: Sequence[_Job],
-    split: str,
+    splits: Sequence[str],
     seeds: Sequence[int],
     bar: CellsBar,
 ) -> list[Result | Exception]:
@@ -364,7 +368,7 @@ def _run(
                 setting.model,
                 rounds=setting.rounds,
                 seeds=seeds,
-                eval_splits=(split,),
+                eval_splits=tuple(splits),
                 run_dirs=[jobs[i].path for i in group],
                 resume=True,
                 states=False,  # those of all cells may not fit into memory

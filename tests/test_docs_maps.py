@@ -63,7 +63,18 @@ SATTLER = Map(
     frozenset({"CFL-18"}),
 )
 GAUTHIER = Map("gauthier", numbered("S{:02d}", 1, 45), frozenset({"S10", "S30"}))
-of_all = pytest.mark.parametrize("page", [NETWORKS, SATTLER, GAUTHIER], ids=str)
+HAHN = Map(
+    "hahn",
+    numbered("A{}", 1, 6)
+    + numbered("B{}", 1, 5)
+    + ("B22",)
+    + numbered("BL-{}", 1, 8)
+    + numbered("MET-{}", 1, 5)
+    + numbered("PART-{}", 1, 3)
+    + ("NAMED-1",),
+    frozenset({"NAMED-1"}),
+)
+of_all = pytest.mark.parametrize("page", [NETWORKS, SATTLER, GAUTHIER, HAHN], ids=str)
 
 
 @of_all
@@ -113,7 +124,9 @@ def test_tests_named_between_the_tables_exist(page: Map) -> None:
         assert name in _parsed(path)[0], (path, name)
 
 
-@pytest.mark.parametrize(("page", "count"), [(SATTLER, 5), (GAUTHIER, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("page", "count"), [(SATTLER, 5), (GAUTHIER, 2), (HAHN, 1)], ids=str
+)
 def test_commands_of_a_thesis_exist(page: Map, count: int) -> None:
     commands = re.findall(r"`fedjax-core run (\w+)`", page.text)
     assert len(commands) == len(set(commands)) == count

@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.metrics import AUROC, Mean, Perplexity
+from fedjax_core import check
+from fedjax_core.metrics import (
+    AUROC,
+    CalibrationError,
+    MaximumCalibrationError,
+    Mean,
+    Perplexity,
+)
 from fedjax_core.models.model import Ids
 from fedjax_core.types import Batch, Metrics
 
@@ -31,7 +38,13 @@ class Task(NamedTuple):
     ids: Callable[[tuple[int, ...]], Ids] | None = None
 
 
-def classes(missing: int | None = None) -> Task:
+def classes(
+    missing: int | None = None,
+    *,
+    top: int | None = None,
+    calibration: bool = False,
+    per_batch: bool = False,
+) -> Task:
     r"""One of K classes, by softmax cross-entropy: of each example or of each token.
 
     With logits :math:`z` and label :math:`y` the loss is
@@ -44,10 +57,18 @@ def classes(missing: int | None = None) -> Task:
       missing: a label that is not scored. Metrics are then, as where an example has
         several labels, `Mean` of numerators and scored labels, so that evaluation
         averages over labels and not over examples.
+      top: k, of another metric, "top5" of 5: 1 where the label is among the k largest
+        logits.
+      calibration: measure "ece" and "mce" as well, of one label by example, see
+        `metrics.CalibrationError`.
+      per_batch: and "ece_per_batch" and "mce_per_batch", means of those of ten examples
+        at a time, for comparison with papers that have such.
 
     Returns:
       A `Task` for logits [B, ..., K], `y` [B, ...] integer.
     """
+    if top is not None:
+        check.positive_int(top=top)
 
     def scores(logits: Array, batch: Batch) -> tuple[Array, Array, Array]:
         """Cross-entropy, correctness and whether a label is scored, [B, ...]."""
@@ -78,9 +99,14 @@ def classes(missing: int | None = None) -> Task:
 
     def metrics(logits: Array, batch: Batch) -> Metrics:
         losses, correct, scored = scores(logits, batch)
-        if missing is None and losses.ndim == 1:
-            return {"loss": losses, "accuracy": correct}
-        return {"loss": mean(losses, scored), "accuracy": mean(correct, scored)}
+        found = {"loss": losses, "accuracy": correct}
+        if top is not None:
+            found[f"top{top}"] = _among(top, logits, batch["y"])
+        if missing is not None or losses.ndim > 1:
+            found = {name: mean(values, scored) for name, values in found.items()}
+        if calibration or per_batch:
+            found |= _calibration(logits, correct, batch, per_batch)
+        return found
 
     return Task(loss, metrics, lambda shape: Ids(shape[-1], missing))
 
@@ -96,6 +122,34 @@ def next_token(pad: int = 0) -> Task:
         return found | {"perplexity": Perplexity(*found["loss"])}
 
     return task._replace(metrics=metrics)
+
+
+def _among(top: int, logits: Array, y: Array) -> Array:
+    """1 where the label is among the largest logits; ties go to the first classes."""
+    of_label = jnp.take_along_axis(logits, y[..., None], axis=-1)
+    earlier = jax.lax.broadcasted_iota(y.dtype, logits.shape, y.ndim) < y[..., None]
+    # Written so that NaN is larger than any number.
+    before = ~(logits <= of_label) | (logits == of_label) & earlier
+    return (before.sum(-1) < top).astype(logits.dtype)
+
+
+def _calibration(
+    logits: Array, correct: Array, batch: Batch, per_batch: bool
+) -> Metrics:
+    if correct.ndim > 1:
+        raise ValueError(
+            f"calibration must be of one label per example, got labels of shape "
+            f"{correct.shape}."
+        )
+    found = {}
+    confidence = jax.nn.softmax(logits, axis=-1).max(-1)
+    for name, kind in (("ece", CalibrationError), ("mce", MaximumCalibrationError)):
+        found[name] = kind.per_example(confidence, correct)
+        if per_batch:
+            found[f"{name}_per_batch"] = kind.per_batch(
+                confidence, correct, batch["example_mask"]
+            )
+    return found
 
 
 def multi_label() -> Task:

@@ -57,6 +57,7 @@ from fedjax_core.algorithms import (
     scaffold,
     signsgd,
     stc,
+    superfed,
 )
 from fedjax_core.metrics import Bits
 from fedjax_core.networks.builders import chain, mixing
@@ -68,6 +69,13 @@ FEDAVG = fedavg.Config(work=WORK)
 SCAFFOLD = scaffold.Config(work=WORK)
 PRIVATE: dict[str, Any] = {"transform": clip(0.3), "reduce": gaussian_mean(0.5, 4)}
 TEACH: dict[str, Any] = {"num_classes": 3, "distil_lr": 0.05, "work": WORK}
+
+
+def drawn_like(key: jax.Array, params: Any) -> Any:
+    """Other parameters of the same shapes."""
+    return jax.tree.map(lambda p: jax.random.normal(key, p.shape), params)
+
+
 METHODS: dict[str, tuple[Callable[..., Algorithm], Any]] = {
     "fedavg": (fedavg.make, FEDAVG),
     "fedavg, top-k, Adam on the server": (
@@ -87,6 +95,10 @@ METHODS: dict[str, tuple[Callable[..., Algorithm], Any]] = {
     "fine_tuning": (fine_tuning.make, fine_tuning.Config(work=WORK)),
     "apfl": (apfl.make, apfl.Config(work=WORK)),
     "pfedme": (pfedme.make, pfedme.Config(work=WORK)),
+    "superfed": (
+        partial(superfed.make, init=lambda key: drawn_like(key, PARAMS)),
+        superfed.Config(client_lr=0.1, mixing="layer", momentum=0.5, work=WORK),
+    ),
     "ditto": (ditto.make, ditto.Config(work=WORK)),
     "fedyogi": (fedopt.make, fedopt.Config(rule="yogi", work=WORK)),
     "fedbuff": (fedbuff.make, fedbuff.Config(work=WORK)),

@@ -90,6 +90,30 @@ def test_calibration_errors_are_those_of_numpy(seed):
     assert 0 <= ece <= mce <= 1
 
 
+def test_errors_of_tens_are_large_whatever_the_classifier():
+    """Calibrated, with confidences uniform on [0.3, 1]: 0.29 and 0.63 of tens."""
+    rng, n = np.random.default_rng(0), 20_004
+    confidence = rng.uniform(0.3, 1, n).astype(np.float32)
+    correct = rng.uniform(size=n) < confidence
+    whole = calibration(confidence, correct)
+    assert max(whole) < 0.03  # of the whole they are 0.004 and 0.009 in the mean
+    # One small batch after the other; rows past `n - 3` are padding.
+    mask = np.arange(n) < n - 3
+    for kind, expected in ((CalibrationError, 0.29), (MaximumCalibrationError, 0.63)):
+        mean = kind.per_batch(*map(jnp.asarray, (confidence, correct, mask)), size=10)
+        got = np.asarray(mean.total)
+        for start in (0, 500, 20_000):
+            rows = slice(start, min(start + 10, n - 3))
+            one = kind.per_example(
+                jnp.asarray(confidence[rows]), jnp.asarray(correct[rows])
+            )
+            alone = metrics.total({"v": one})["v"].value
+            np.testing.assert_allclose(got[rows], alone, rtol=1e-5)
+        assert not got[~mask].any()
+        # The standard error over 2,000 tens is below 0.004.
+        assert abs(got[mask].mean() - expected) < 0.02
+
+
 def test_calibration_errors_at_the_ends():
     ones = np.ones(EXAMPLES, np.float32)
     np.testing.assert_array_equal(calibration(ones, ones > 0), [0, 0])

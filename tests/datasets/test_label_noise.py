@@ -201,3 +201,38 @@ def test_rejects_labels(labels, error, match):
 def test_pooled_data_has_one_rate():
     with pytest.raises(ValueError, match=r"one number for pooled data, got \[0.1\]"):
         label_noise.symmetric(make_dataset([0, 1]), [0.1], 4)
+
+
+@pytest.mark.parametrize("flip", KINDS)
+def test_other_splits_are_as_noisy_if_asked(flip):
+    data = make_clients([4000, 0, 4000])
+    clean, _ = flip(data, [0.1, 0.0, 0.4], 4)
+    noisy, _ = flip(data, [0.1, 0.0, 0.4], 4, noisy_test=True)
+    np.testing.assert_array_equal(noisy.train.examples["y"], clean.train.examples["y"])
+    wrong = {}
+    for name in ("test", "validation"):
+        split = getattr(noisy, name)
+        wrong[name] = split.examples["y"] != getattr(data, name).examples["y"]
+        for rate, flips in zip((0.1, 0.4), np.split(wrong[name], 2), strict=True):
+            assert stats.binomtest(int(flips.sum()), 4000, rate).pvalue > RARE
+    assert (wrong["test"] != wrong["validation"]).any()
+    pooled, _ = flip(make_dataset(np.zeros(99)), 0.4, 4, noisy_test=True)
+    assert pooled.test["y"].any()
+    assert pooled.validation["y"].any()
+
+
+def test_transition_matrices_are_doubly_stochastic_with_their_eigenvalues():
+    n, rate = 20_000, 0.4
+    dataset = make_dataset(np.repeat(np.arange(4), n))
+    noisy, _ = label_noise.pair(dataset, rate, 4)
+    shares = transitions(dataset.train["y"], noisy.train["y"], 4) / n
+    roots = 1 - rate + rate * np.exp(2j * np.pi * np.arange(4) / 4)
+    # 5 standard errors of a share, times at most 8 of them: fails for 1 seed in 10^5.
+    wide = 5 * np.sqrt(rate * (1 - rate) / n) * 2
+    found = np.linalg.eigvals(shares)
+    for root in roots:
+        assert np.abs(found - root).min() < wide
+    np.testing.assert_allclose(shares.sum(0), 1, atol=wide)
+    uniform, _ = label_noise.symmetric(dataset, 3 / 4, 4)
+    shares = transitions(dataset.train["y"], uniform.train["y"], 4) / n
+    np.testing.assert_allclose(shares, 1 / 4, atol=wide)

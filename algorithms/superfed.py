@@ -1,0 +1,251 @@
+r"""SuPerFed: a federated and a personal model, and all between them are trained.
+
+Client :math:`i` of the cohort S receives :math:`\theta_g` as :math:`\theta_f` and has a
+model :math:`\theta_l` of its own, from an initialisation of its own. In every local
+step it draws :math:`\lambda \sim U(0, 1)`, one number (SuPerFed-MM, "model mixing") or
+one for each layer (SuPerFed-LM, "layer mixing"), takes the gradient :math:`G` of its
+loss at the mixture :math:`(1 - \lambda) \theta_f + \lambda \theta_l`, and steps along
+
+.. math::
+
+  g_f &= (1 - \lambda) G + \mu (\theta_f - \theta_g)
+    + \nu \nabla_{\theta_f} \cos^2(\theta_f, \theta_l), \\
+  g_l &= \lambda G + \nu \nabla_{\theta_l} \cos^2(\theta_f, \theta_l), \qquad
+  \theta_g \leftarrow \theta_g + \frac{\sum_{i \in S} n_i (\theta_f^i - \theta_g)}
+    {\sum_{i \in S} n_i} .
+
+Before round :math:`t_{pers}` :math:`\lambda` is 0, :math:`\theta_l` stands still and
+the term of :math:`\nu` is left out (read literally it would move both): the round is
+FedAvg's, or FedProx's where :math:`\mu > 0`. The force of :math:`\nu` is zero between
+parallel models, hence the different initialisations. A client uses the mixture of the
+server's model with its own for any :math:`\lambda`; one that never took part uses the
+server's.
+
+References:
+  Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity",
+  dissertation, UNIST, 2024, Algorithms 2.3 and 2.4, equations 2.1 to 2.6. Its cosine
+  has the same norm twice, its equation 2.3 the gradient at an end point: slips.
+
+  Hahn et al., "Connecting Low-Loss Subspace for Personalized Federated Learning", KDD
+  2022.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_core import check, random
+from fedjax_core.arrays import num_bytes, wide
+from fedjax_core.local import Carry, proximal_gradient, sgd_step, with_stats
+from fedjax_core.metrics import Mean
+from fedjax_core.parts import check_parts
+from fedjax_core.personal import averaging, between, mix
+from fedjax_core.reduce import Reduction, mean, select
+from fedjax_core.transform import Transform
+from fedjax_core.types import (
+    Algorithm,
+    ClientProgram,
+    Key,
+    LocalWork,
+    LossFn,
+    Params,
+    PyTree,
+    trained,
+    with_trained,
+)
+
+LAMBDAS = tuple(k / 10 for k in range(11))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    r"""Hyper-parameters of SuPerFed.
+
+    Attributes:
+      mixing: "model" (MM) or "layer" (LM), where the parameters of a layer, as kernel
+        and bias, share a number.
+      client_lr: :math:`\eta`, step size of both models in the first round.
+      mu: :math:`\mu`, pull of the federated model to the received one.
+      nu: :math:`\nu`, weight of the squared cosine between the two models.
+      warm_up: :math:`t_{pers}`, rounds before personal models are trained.
+      momentum: of clients' SGD, in [0, 1).
+      weight_decay: of clients' SGD.
+      lr_decay: factor of the step size after every round, in (0, 1].
+      lambdas: which mixtures are evaluated; that of 0.3 is "personal_0.3".
+      work: local work per client and round.
+    """
+
+    mixing: Literal["model", "layer"] = "model"
+    client_lr: float = 0.01
+    mu: float = 0.01
+    nu: float = 2.0
+    warm_up: int = 0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    lambdas: tuple[float, ...] = LAMBDAS
+    work: LocalWork = LocalWork()
+
+    def __post_init__(self):
+        check.one_of(("model", "layer"), mixing=self.mixing)
+        check.positive(client_lr=self.client_lr, lr_decay=self.lr_decay)
+        check.non_negative(mu=self.mu, nu=self.nu, weight_decay=self.weight_decay)
+        check.seed(warm_up=self.warm_up)  # an int >= 0
+        check.fraction(momentum=self.momentum)
+        check.in_range(0, 1, lr_decay=self.lr_decay)
+        for lam in self.lambdas:
+            check.in_range(0, 1, lambdas=lam)
+
+
+def squared_cosine(f: PyTree, p: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
+    r"""The squared cosine of the angle between two models and its gradients.
+
+    .. math::
+
+      \nabla_f \cos^2 = \frac{2 \cos}{\|f\|}
+        \Big(\frac{p}{\|p\|} - \cos \frac{f}{\|f\|}\Big)
+
+    It is in [0, 1], its gradients are at right angles to their models, and zero where
+    the models are parallel. Of a model of norm 0, where it isn't defined, all are 0.
+
+    Args:
+      f: any pytree.
+      p: another one of its structure.
+
+    Returns:
+      The value, ``[]``, and the gradients in `f` and `p`.
+    """
+
+    def dot(a, b):
+        parts = jax.tree.map(lambda x, y: jnp.sum(wide(x) * wide(y)), a, b)
+        return jax.tree.reduce(jnp.add, parts)
+
+    fp, ff, pp = dot(f, p), dot(f, f), dot(p, p)
+    ff, pp = jnp.where(ff > 0, ff, 1), jnp.where(pp > 0, pp, 1)
+    slope = 2 * fp / ff / pp
+
+    def gradient(of, other, norm):
+        return jax.tree.map(
+            lambda x, y: (slope * (y - fp / norm * x)).astype(x.dtype), of, other
+        )
+
+    return fp / ff * (fp / pp), (gradient(f, p, ff), gradient(p, f, pp))
+
+
+def _mixing(config: Config, params: PyTree, key: Key) -> PyTree:
+    """A step's lambda, or that of each parameter."""
+    if config.mixing == "model":
+        return jax.random.uniform(key)
+    paths, tree = jax.tree_util.tree_flatten_with_path(params)
+    layers = [path[:-1] for path, _ in paths]
+    order = list(dict.fromkeys(layers))
+    draws = jax.random.uniform(key, (len(order),))
+    return jax.tree.unflatten(tree, [draws[order.index(layer)] for layer in layers])
+
+
+def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
+    r"""One client: shared is :math:`\theta_g`, its row :math:`\theta_l`."""
+    sgd = optax.sgd(config.client_lr, config.momentum or None)
+    optimizer = optax.chain(optax.add_decayed_weights(config.weight_decay), sgd)
+
+    def init(received, own, turn):
+        del turn
+        both = {"federated": trained(received), "personal": trained(own)}
+        # Statistics are those of the mixtures, the only models that see data.
+        start = with_trained(received, both)
+        return Carry(start, optimizer.init(both), Mean.zero())
+
+    def step(received, carry, batch, turn):
+        begun = turn.round >= config.warm_up
+        both = trained(carry.params)
+        draws = _mixing(config, both["federated"], random.stream(turn.key, "lambda"))
+        lam = jax.tree.map(lambda x: jnp.where(begun, x, 0), draws)
+
+        def loss(params, batch, key):
+            models = trained(params)
+            mixture = mix(models["federated"], models["personal"], lam)
+            return loss_fn(with_trained(params, mixture), batch, key)
+
+        nu = jnp.where(begun, config.nu, 0)
+        _, angle = squared_cosine(both["federated"], both["personal"])
+        pull = proximal_gradient(config.mu, both["federated"], received)
+        force = jax.tree.map(lambda p, a: p + nu * a, pull, angle[0])
+        correction = {
+            "federated": force,
+            "personal": jax.tree.map(lambda a: nu * a, angle[1]),
+        }
+        rate = jnp.power(config.lr_decay, turn.round.astype(float))
+        scale = {"federated": rate, "personal": jnp.where(begun, rate, 0)}
+        return sgd_step(loss, optimizer, carry, batch, turn.key, correction, scale)
+
+    def finish(received, carry, own, turn):
+        del turn
+        both = trained(carry.params)
+        delta = jax.tree.map(jnp.subtract, both["federated"], trained(received))
+        own = with_trained(carry.params, both["personal"])
+        return with_stats(delta, own), own, {"train_loss": carry.train_loss}
+
+    return ClientProgram(init, step, finish)
+
+
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    init: Callable[[Key], Params],
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+) -> Algorithm:
+    """Builds SuPerFed for the given loss; its state is `fedjax_core.personal.State`.
+
+    The metric "train_loss" is of the mixtures, without the regularisers.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      init: draws a client's personal model, as ``model.init`` does; unlike the server's
+        where `nu` is to act.
+      transform: applied to every delta before it is sent.
+      reduce: instead of the mean by examples.
+
+    Raises:
+      TypeError, ValueError: `init` is no function; or, when the state is made, draws
+        something unlike the server's parameters.
+    """
+    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
+    if not callable(init):
+        raise TypeError(f"init must be a function, as model.init is, got {init!r}.")
+
+    def keep(params):
+        drawn = jax.eval_shape(init, jax.random.key(0))
+        shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, drawn)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"init must draw parameters like the server's, of shapes {shapes[0]}, "
+                f"got {shapes[1]}."
+            )
+        return params
+
+    algorithm = averaging(
+        "superfed",
+        config,
+        client_program(config, loss_fn),
+        keep=keep,
+        own_model=lambda params, own: own,
+        draw=init,
+        # The personal model before and after, the mixture, its gradient and momentum.
+        client_bytes=lambda params: 6 * num_bytes(params),
+        transform=transform,
+        reduce=reduce or mean("examples"),
+    )
+
+    def own_models(state, row):
+        kept = row[0]
+        own = select(kept.took_part, kept.own, state.params)
+        return between(state.params, own, config.lambdas)
+
+    return dataclasses.replace(algorithm, own_models=own_models)
