@@ -912,9 +912,9 @@ def main(experiment: Experiment) -> None:
         console.print(f"page of {name}: {write(outcome)}", highlight=False)
     show(claims(found))
     console.print(LIMITS, soft_wrap=True)
-    if is_first():
+    lines = records(found)
+    if lines and is_first():
         with open(e.out / "table.csv", "w", encoding="utf-8", newline="") as file:
-            lines = records(found)
             table = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
             table.writeheader()
             table.writerows(lines)
