@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.algorithms.generators import SOFTMAX, linear_gan, linear_vae
 from tests.reference import softmax_loss, softmax_problem
 
 from fedjax_core import (
@@ -33,8 +34,11 @@ from fedjax_core.algorithms import (
     fedavg,
     fedbe,
     fedbuff,
+    fedcgan,
+    fedcvae,
     feddf,
     feddyn,
+    fedevg,
     fedmd,
     fednova,
     fedopt,
@@ -128,6 +132,22 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
     "one_shot_clustering": lambda loss: one_shot_clustering.make(
         one_shot_clustering.Config(num_clusters=2, work=WORK), loss
     ),
+    "fedevg, stateful": lambda loss: fedevg.make(
+        fedevg.Config(
+            num_classes=3, stateful=True, chain_step_size=0.1, first_step=0.5, work=WORK
+        ),
+        SOFTMAX,
+    ),
+    "fedcgan": lambda loss: fedcgan.make(
+        fedcgan.Config(num_classes=3, per_class=2, client_lr=0.01, work=WORK),
+        linear_gan(),
+        SOFTMAX,
+    ),
+    "fedcvae": lambda loss: fedcvae.make(
+        fedcvae.Config(num_classes=3, per_class=2, client_lr=0.01, work=WORK),
+        linear_vae(),
+        SOFTMAX,
+    ),
     "local only": lambda loss: local_only.make(local_only.Config(work=WORK), loss),
 }
 
@@ -137,6 +157,12 @@ EXAMPLES, OFFSETS, PARAMS = softmax_problem(SIZES)
 TRAIN = Packed(EXAMPLES, OFFSETS)
 PUBLIC = {"x": EXAMPLES["x"][::4]}  # what the server holds
 PUBLIC["scores"] = np.linspace(0.1, 1, 72, dtype=np.float32).reshape(8, 9)
+# Models of methods that learn something else than the softmax regression.
+STARTS: dict[str, Any] = {
+    "fedevg, stateful": np.float32(EXAMPLES["x"][:6]),
+    "fedcgan": linear_gan().init(jax.random.key(0)),
+    "fedcvae": linear_vae().init(jax.random.key(0)),
+}
 KEYS = jax.random.split(jax.random.key(0), len(COHORTS))
 PLAIN = Execution()
 
@@ -144,11 +170,12 @@ PLAIN = Execution()
 class Runner:
     """A method, compiled once, run on the same three cohorts again and again."""
 
-    def __init__(self, make):
+    def __init__(self, make, params=PARAMS):
+        self.params = params
         self.algorithm = make(softmax_loss)
         self.traces = 0
         self.round = jax.jit(self._counted)
-        self.state = self.algorithm.init(PARAMS, len(SIZES))
+        self.state = self.algorithm.init(params, len(SIZES))
 
     def _counted(self, *args):
         self.traces += 1
@@ -181,7 +208,8 @@ class Runner:
 
 @pytest.fixture(scope="module", params=METHODS)
 def runner(request) -> Runner:
-    return Runner(METHODS[request.param])
+    name = request.param
+    return Runner(METHODS[name], STARTS.get(name, PARAMS))
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +240,9 @@ def test_rounds_move_the_model_and_stay_finite(runner, expected):
     if runner.algorithm.own_models is not None:
         row = jax.tree.map(lambda x: x[COHORTS[0][0]], state.clients)
         models += runner.algorithm.own_models(state, row).values()
-    for before, *after in zip(*map(jax.tree.leaves, [PARAMS, *models]), strict=True):
+    for before, *after in zip(
+        *map(jax.tree.leaves, [runner.params, *models]), strict=True
+    ):
         assert max(np.abs(before - x).max() for x in after) > 1e-3
     # Some methods have nothing to send down in the first round.
     assert all(m["downlink_bytes"] > 0 for m in metrics[1:]) == sends
@@ -224,7 +254,9 @@ def test_rounds_move_the_model_and_stay_finite(runner, expected):
 
 
 def test_init_is_the_given_model(runner):
-    chex.assert_trees_all_equal(runner.state.params, jax.tree.map(jnp.array, PARAMS))
+    chex.assert_trees_all_equal(
+        runner.state.params, jax.tree.map(jnp.array, runner.params)
+    )
     for leaf in jax.tree.leaves(getattr(runner.state, "clients", ())):
         assert leaf.shape[0] == len(SIZES)
         np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
@@ -236,7 +268,7 @@ def test_the_state_keeps_structure_shapes_and_dtypes(runner, expected):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16])
 def test_the_state_keeps_low_precision(runner, dtype):
-    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), PARAMS)
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), runner.params)
     state = runner.algorithm.init(params, len(SIZES))
     cohort = runner.plan([0, 2, 4], 0)
     cohort = dataclasses.replace(
@@ -340,7 +372,7 @@ def test_rounds_lower_for_accelerators_from_any_machine(runner):
 
 def test_float64_models_train_in_float64(runner):
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), PARAMS)
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), runner.params)
         state = runner.algorithm.init(wide, len(SIZES))
         cohort = runner.plan(COHORTS[0], 0)
         cohort = dataclasses.replace(

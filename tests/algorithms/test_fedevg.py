@@ -171,9 +171,8 @@ def test_a_chain_goes_on_where_its_batch_left_it():
     step = jax.jit(program.step)
     carry, moved = program.init(SHARED, (), turn()), []
     for t in range(12):
-        after = program.step(SHARED, carry, BATCH, turn()._replace(
-            key=jax.random.fold_in(KEY, t)
-        ))  # fmt: skip
+        now = turn()._replace(key=jax.random.fold_in(KEY, t))
+        after = step(SHARED, carry, BATCH, now)
         rows = np.flatnonzero((after.chain != carry.chain).any(1))
         assert len(rows) == 2
         moved.extend(rows)
@@ -206,10 +205,10 @@ def test_a_step_raises_the_likelihood():
 def test_step_sizes_of_clients_decay_by_the_round():
     config = dataclasses.replace(CONFIG, decay=0.5, decay_every=10)
     program = fedevg.client_program(config, FIXED, optax.sgd(LR))
-    start = program.init(SHARED, (), turn())
+    start, step = program.init(SHARED, (), turn()), jax.jit(program.step)
 
     def moves(round):
-        end = program.step(SHARED, start, BATCH, turn(round=round))
+        end = step(SHARED, start, BATCH, turn(round=round))
         return np.asarray(end.model.params["w"] - PARAMS["w"])
 
     first = moves(0)
