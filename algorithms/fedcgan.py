@@ -24,8 +24,7 @@ import optax
 
 from fedjax_core import check, generated
 from fedjax_core.algorithms import fedavg
-from fedjax_core.generated import Samples
-from fedjax_core.models.generative import Classifier, ConditionalGAN
+from fedjax_core.generated import Classifier, ConditionalGAN, Samples
 from fedjax_core.parts import check_parts
 from fedjax_core.types import Algorithm, LossFn
 

@@ -45,10 +45,10 @@ from fedjax_core.energies import (
     mixture,
     step_sizes,
 )
+from fedjax_core.generated import Classifier
 from fedjax_core.local import Carry, init_bytes, sgd_step
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean
-from fedjax_core.models.generative import Classifier
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import select
 from fedjax_core.types import Algorithm, ClientProgram, Params

@@ -22,7 +22,9 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core import check, random, server
-from fedjax_core.models.generative import Classifier
+from fedjax_core.models.generative import Classifier as Classifier
+from fedjax_core.models.generative import ConditionalGAN as ConditionalGAN
+from fedjax_core.models.generative import ConditionalVAE as ConditionalVAE
 from fedjax_core.types import Algorithm, Batch, Key, LocalWork, LossFn, Params
 
 Samples = Callable[[Params], jax.Array]

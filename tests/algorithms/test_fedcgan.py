@@ -1,5 +1,7 @@
 """The losses of a linear conditional GAN in NumPy, and whose gradient is whose."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from fedjax_core.algorithms import fedcgan
 
 GAN, KEY = linear_gan(), jax.random.key(4)
 PARAMS = GAN.init(KEY)
-BATCH = {k: v[:8] for k, v in EXAMPLES.items()}
+BATCH: Any = {k: v[:8] for k, v in EXAMPLES.items()}
 CONFIG = fedcgan.Config(num_classes=K, per_class=2, work=LocalWork(batch_size=4))
 
 

@@ -1,5 +1,7 @@
 """The loss of a linear conditional VAE in NumPy, and its closed forms."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from fedjax_core.algorithms import fedcvae
 
 VAE, KEY = linear_vae(), jax.random.key(4)
 PARAMS = VAE.init(KEY)
-BATCH = {k: v[:8] for k, v in EXAMPLES.items()}
+BATCH: Any = {k: v[:8] for k, v in EXAMPLES.items()}
 CONFIG = fedcvae.Config(num_classes=K, per_class=2, work=LocalWork(batch_size=4))
 
 

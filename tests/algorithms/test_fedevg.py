@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,9 +148,10 @@ def test_rounds_match_the_chapter(changes):
         # As many numbers up as down: samples and one more for each.
         for way in ("uplink_bytes", "downlink_bytes"):
             assert metrics[way] == 4 * M * (D + 1) * len(says)
+    last: Any = state  # pyright: ignore[reportPossiblyUnboundVariable]
     for i, params in kept.items():
         np.testing.assert_allclose(
-            state.clients.classifier["w"][i], params["w"], rtol=1e-4, atol=1e-5
+            last.clients.classifier["w"][i], params["w"], rtol=1e-4, atol=1e-5
         )
 
 
@@ -262,7 +264,7 @@ def test_what_is_evaluated_has_learnt_from_samples_alone():
     state = algorithm.init(far, N)
     learn = jax.jit(algorithm.model)
     learnt = learn(state)
-    guess = np.argmax(FIXED.logits(learnt, far), 1)
+    guess = np.argmax(FIXED.logits(learnt, jnp.asarray(far)), 1)
     np.testing.assert_array_equal(guess, LABELS)
     again = learn(state)
     np.testing.assert_array_equal(learnt["w"], again["w"], "the same of the same")

@@ -1,6 +1,7 @@
 """Energies against closed forms, finite grids and the chains they promise."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,12 @@ RNG = np.random.default_rng(0)
 
 
 def test_energies_are_a_classifiers_logits():
-    logits, y = RNG.normal(size=(6, 4)), np.array([0, 3, 1, 2, 2, 0])
+    logits, y = jnp.asarray(RNG.normal(size=(6, 4))), jnp.array([0, 3, 1, 2, 2, 0])
     joint, marginal = (energy(logits, y, kind) for kind in ("joint", "marginal"))
     of_class = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     rows = np.arange(6)
     np.testing.assert_allclose(np.exp(marginal - joint), of_class[rows, y], rtol=1e-5)
-    every = [energy(logits, np.full(6, k)) for k in range(4)]
+    every = [energy(logits, jnp.full(6, k)) for k in range(4)]
     total = -np.log(np.exp(-np.stack(every)).sum(0))
     np.testing.assert_allclose(marginal, total, rtol=1e-5)
 
@@ -145,7 +146,8 @@ def test_a_chain_without_noise_is_gradient_descent_within_its_range():
 
 
 def test_step_sizes_have_the_ends_and_the_shape_of_both_readings():
-    ddpm, half = (step_sizes(10.0, 0.01, 500, form) for form in ("ddpm", "half"))
+    made: Any = [step_sizes(10.0, 0.01, 500, form) for form in ("ddpm", "half")]
+    ddpm, half = made
     at = jnp.arange(500)
     for schedule in (ddpm, half):
         assert (np.diff(jax.vmap(schedule)(at)) <= 1e-5).all()
