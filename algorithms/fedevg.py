@@ -173,7 +173,7 @@ def client_program(
             within=config.within,
         )
         replayed = shared["x"][rows] if config.replayed == "received" else x
-        cross_entropy = generated.cross_entropy(classifier)
+        cross_entropy = optax.losses.softmax_cross_entropy_with_integer_labels
 
         def loss(params, batch, key):
             real = energy(
