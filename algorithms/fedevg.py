@@ -176,13 +176,14 @@ def client_program(
         cross_entropy = optax.losses.softmax_cross_entropy_with_integer_labels
 
         def loss(params, batch, key):
-            real = energy(
-                classifier.logits(params, batch["x"]), batch["y"], config.kind
-            )
-            made = energy(classifier.logits(params, refined), y, config.kind)
-            again = cross_entropy(params, {"x": replayed, "y": y}, key)
-            rest = config.replay * again.mean() - made.mean()
-            return real + cross_entropy(params, batch, key) + rest
+            del key
+            x = jnp.concatenate([batch["x"], refined, replayed])  # one pass, not three
+            of_all, many = classifier.logits(params, x), len(batch["x"])
+            of_real, of_made, again = jnp.split(of_all, [many, many + size])
+            real = energy(of_real, batch["y"], config.kind)
+            real += cross_entropy(of_real, batch["y"])
+            made = energy(of_made, y, config.kind).mean()
+            return real - made + config.replay * cross_entropy(again, y).mean()
 
         scale = config.decay ** (turn.round // config.decay_every)
         model = sgd_step(loss, optimizer, model, batch, turn.key, scale=scale)
