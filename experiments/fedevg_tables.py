@@ -386,9 +386,9 @@ def run(
 def outcome(
     experiment: Experiment,
     cells: Sequence[Cell],
-    which: Literal["accuracy", "frechet"],
+    which: str,
 ) -> study.Outcome:
-    """One kind of table, as a study: printed numbers, and the orders they are in."""
+    """"accuracy" or "frechet" as a study: printed numbers, and the orders they are in."""
     higher = which == "accuracy"
     printed, claims, rows = {}, [], []
     by_setting: dict[str, dict[str, Cell]] = {}
