@@ -388,7 +388,7 @@ def outcome(
     cells: Sequence[Cell],
     which: str,
 ) -> study.Outcome:
-    """"accuracy" or "frechet" as a study: printed numbers, and the orders they are in."""
+    """A table, of "accuracy" or "frechet": printed numbers and their orders."""
     higher = which == "accuracy"
     printed, claims, rows = {}, [], []
     by_setting: dict[str, dict[str, Cell]] = {}
