@@ -25,6 +25,7 @@ EXPERIMENTS = {
     "cfd_tables": "federated distillation in few bits: Sattler's tables (needs files)",
     "cfl_clusters": "clustered learning: label swaps, adversaries, when not to split",
     "fedaux_tables": "ensembles weighted by private certainties: FedAUX and others",
+    "fedevg_tables": "images made by a server: FedEvg, FedCGAN, FedCVAE (needs files)",
     "fmi_weather": "tomorrow's weather at 200 stations: alone, over a network, as one",
     "gtvmin_demo": "clustered regression on a network: alone, by GTVMin, by oracle",
     "heart_disease": "four hospitals: alone, together and pooled (needs files)",

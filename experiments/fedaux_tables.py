@@ -295,12 +295,12 @@ def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
         pool = images.from_npz(
             experiment.data, experiment.num_classes, shape, (None, None)
         )
-    pool = _mapped(pool, lambda x: _resized(x, experiment.size))
+    pool = _mapped(pool, lambda x: images.resized(x, experiment.size))
     order = np.random.default_rng(0).permutation(len(pool.train["y"]))
     if experiment.auxiliary:
         arrays = npz.read(experiment.auxiliary[which])
         extra = images.to_float(arrays["x" if "x" in arrays else "x_train"])
-        own, extra = order, _resized(extra, experiment.size)
+        own, extra = order, images.resized(extra, experiment.size)
     else:
         own, rest = np.array_split(order, 2)
         extra = pool.train["x"][rest]
@@ -311,16 +311,6 @@ def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
 def _mapped(pool: Dataset, function: Callable[[np.ndarray], np.ndarray]) -> Dataset:
     splits = (pool.train, pool.test)
     return Dataset(*({**split, "x": function(split["x"])} for split in splits))
-
-
-def _resized(x: np.ndarray, size: int) -> np.ndarray:
-    if x.shape[1] == 28:
-        x = x[:, 4:24, 4:24]  # MNIST's paper around 20x20 pixels of digit
-    if x.shape[1] == size:
-        return x
-    shape = (size, size, x.shape[3])
-    resize = jax.jit(jax.vmap(lambda one: jax.image.resize(one, shape, "linear")))
-    return np.asarray(resize(x))
 
 
 def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Problem:

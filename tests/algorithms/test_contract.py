@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.algorithms.generators import SOFTMAX, linear_gan, linear_vae
 from tests.reference import softmax_loss, softmax_problem
 
 from fedjax_core import (
@@ -36,8 +37,11 @@ from fedjax_core.algorithms import (
     fedavg,
     fedbe,
     fedbuff,
+    fedcgan,
+    fedcvae,
     feddf,
     feddyn,
+    fedevg,
     fedmd,
     fednova,
     fedopt,
@@ -74,6 +78,12 @@ TEACH: dict[str, Any] = {"num_classes": 3, "distil_lr": 0.05, "work": WORK}
 def drawn_like(key: jax.Array, params: Any) -> Any:
     """Other parameters of the same shapes."""
     return jax.tree.map(lambda p: jax.random.normal(key, p.shape), params)
+
+
+def instead_of_loss(make: Any, *args: Any) -> Algorithm:
+    """A method that is built from networks of its own, of `args`, config and loss."""
+    *parts, config, _ = args
+    return make(config, *parts)
 
 
 METHODS: dict[str, tuple[Callable[..., Algorithm], Any]] = {
@@ -142,6 +152,20 @@ METHODS: dict[str, tuple[Callable[..., Algorithm], Any]] = {
     ),
     "local only": (local_only.make, local_only.Config(work=WORK)),
     "gossip": (gossip.make, gossip.Config(work=WORK)),
+    "fedevg, stateful": (
+        partial(instead_of_loss, fedevg.make, SOFTMAX),
+        fedevg.Config(
+            num_classes=3, stateful=True, chain_step_size=0.1, first_step=0.5, work=WORK
+        ),
+    ),
+    "fedcgan": (
+        partial(instead_of_loss, fedcgan.make, linear_gan(), SOFTMAX),
+        fedcgan.Config(num_classes=3, per_class=2, client_lr=0.01, work=WORK),
+    ),
+    "fedcvae": (
+        partial(instead_of_loss, fedcvae.make, linear_vae(), SOFTMAX),
+        fedcvae.Config(num_classes=3, per_class=2, client_lr=0.01, work=WORK),
+    ),
 }
 
 SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
@@ -151,6 +175,12 @@ TRAIN = Packed(EXAMPLES, OFFSETS)
 PUBLIC = {"x": EXAMPLES["x"][::4]}  # what the server holds
 PUBLIC["mixing"] = mixing(chain(len(SIZES)))
 PUBLIC["scores"] = np.linspace(0.1, 1, 72, dtype=np.float32).reshape(8, 9)
+# Models of methods that learn something else than the softmax regression.
+STARTS: dict[str, Any] = {
+    "fedevg, stateful": np.float32(EXAMPLES["x"][:6]),
+    "fedcgan": linear_gan().init(jax.random.key(0)),
+    "fedcvae": linear_vae().init(jax.random.key(0)),
+}
 KEYS = jax.random.split(jax.random.key(0), len(COHORTS))
 PLAIN = Execution()
 
@@ -158,7 +188,8 @@ PLAIN = Execution()
 class Runner:
     """A method, compiled once, run on the same three cohorts again and again."""
 
-    def __init__(self, make, config):
+    def __init__(self, make, config, params=PARAMS):
+        self.params = params
         self.algorithm = make(config, softmax_loss)
         self.numbers = numbers(config)
         # Of another config, so that nothing is left of it but what is no number.
@@ -167,7 +198,7 @@ class Runner:
         self.build = lambda values: make(with_numbers(other, values), softmax_loss)
         self.traces = 0
         self.round = jax.jit(self._counted)
-        self.state = self.algorithm.init(PARAMS, len(SIZES))
+        self.state = self.algorithm.init(params, len(SIZES))
 
     def _counted(self, *args):
         self.traces += 1
@@ -207,7 +238,8 @@ def test_every_method_is_here():
 
 @pytest.fixture(scope="module", params=METHODS)
 def runner(request) -> Runner:
-    return Runner(*METHODS[request.param])
+    name = request.param
+    return Runner(*METHODS[name], STARTS.get(name, PARAMS))
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +270,9 @@ def test_rounds_move_the_model_and_stay_finite(runner, expected):
     if runner.algorithm.own_models is not None:
         row = jax.tree.map(lambda x: x[COHORTS[0][0]], state.clients)
         models += runner.algorithm.own_models(state, row).values()
-    for before, *after in zip(*map(jax.tree.leaves, [PARAMS, *models]), strict=True):
+    for before, *after in zip(
+        *map(jax.tree.leaves, [runner.params, *models]), strict=True
+    ):
         assert max(np.abs(before - x).max() for x in after) > 1e-3
     # Some methods have nothing to send down in the first round.
     assert all(m["downlink_bytes"] > 0 for m in metrics[1:]) == sends
@@ -250,7 +284,9 @@ def test_rounds_move_the_model_and_stay_finite(runner, expected):
 
 
 def test_init_is_the_given_model(runner):
-    chex.assert_trees_all_equal(runner.state.params, jax.tree.map(jnp.array, PARAMS))
+    chex.assert_trees_all_equal(
+        runner.state.params, jax.tree.map(jnp.array, runner.params)
+    )
     for leaf in jax.tree.leaves(getattr(runner.state, "clients", ())):
         assert leaf.shape[0] == len(SIZES)
         np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
@@ -262,7 +298,7 @@ def test_the_state_keeps_structure_shapes_and_dtypes(runner, expected):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16])
 def test_the_state_keeps_low_precision(runner, dtype):
-    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), PARAMS)
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), runner.params)
     state = runner.algorithm.init(params, len(SIZES))
     cohort = runner.plan([0, 2, 4], 0)
     cohort = dataclasses.replace(
@@ -351,7 +387,8 @@ def test_traced_numbers_seeds_and_scans_on_eight_devices_equal_loops_on_one(
         return jax.lax.scan(lambda s, xs: algorithm.round(s, *xs), state, (plans, KEYS))
 
     first = jax.eval_shape(
-        lambda values: runner.build(values).init(PARAMS, len(SIZES)), runner.numbers
+        lambda values: runner.build(values).init(runner.params, len(SIZES)),
+        runner.numbers,
     )
     chex.assert_trees_all_equal_shapes_and_dtypes(first, runner.state)
     run = jax.jit(jax.vmap(rounds, (None, 0, 0)))
@@ -375,7 +412,7 @@ def test_rounds_lower_for_accelerators_from_any_machine(runner):
 
 def test_float64_models_train_in_float64(runner):
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), PARAMS)
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), runner.params)
         state = runner.algorithm.init(wide, len(SIZES))
         cohort = runner.plan(COHORTS[0], 0)
         cohort = dataclasses.replace(

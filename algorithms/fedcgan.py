@@ -1,0 +1,97 @@
+r"""FedCGAN: FedAvg of a conditional GAN, generator and discriminator alike.
+
+The discriminator says whether an example is real, and of which class it is (AC-GAN).
+With its logits s and c, an example (x, y), and one made of noise and a random class,
+(x', y'), clients let it minimise
+
+.. math::
+
+  \log(1 + e^{-s(x)}) + \log(1 + e^{s(x')}) + H(c(x), y) + H(c(x'), y')
+
+and the generator :math:`\log(1 + e^{-s(x')}) + H(c(x'), y')`, both in the same step.
+The server draws the same number of examples of each class from the mean generator.
+
+References:
+  Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity",
+  UNIST 2024, section 4.3.
+  Odena et al., "Conditional Image Synthesis with Auxiliary Classifier GANs", ICML 2017.
+"""
+
+import dataclasses
+
+import jax
+import optax
+
+from fedjax_core import check, generated
+from fedjax_core.algorithms import fedavg
+from fedjax_core.generated import Classifier, ConditionalGAN, Samples
+from fedjax_core.parts import check_parts
+from fedjax_core.types import Algorithm, LossFn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(generated.Drawing):
+    """Hyper-parameters of FedCGAN, with those of `fedjax_core.generated.Drawing`.
+
+    Attributes:
+      beta1: of clients' Adam, 0.5 in DCGAN.
+    """
+
+    beta1: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()
+        check.fraction(beta1=self.beta1)
+
+
+def gan_loss(networks: ConditionalGAN, num_classes: int) -> LossFn:
+    """The sum of both losses by example, each a constant of the other's parameters.
+
+    So one step on it is a step of both networks on their own loss.
+    """
+    classify = optax.losses.softmax_cross_entropy_with_integer_labels
+
+    def loss(params, batch, key):
+        generator, discriminator = params["generator"], params["discriminator"]
+        x, y = batch["x"], batch["y"]
+        of_z, of_y = jax.random.split(key)
+        z = jax.random.normal(of_z, (len(x), networks.latent), x.dtype)
+        wanted = jax.random.randint(of_y, y.shape, 0, num_classes)
+        made = networks.generate(generator, z, wanted)
+        source, kind = networks.judge(discriminator, x)
+        seen, seen_kind = networks.judge(discriminator, jax.lax.stop_gradient(made))
+        fooled, fooled_kind = networks.judge(jax.lax.stop_gradient(discriminator), made)
+        told = jax.nn.softplus(-source) + jax.nn.softplus(seen)
+        told += classify(kind, y) + classify(seen_kind, wanted)
+        return told + jax.nn.softplus(-fooled) + classify(fooled_kind, wanted)
+
+    return loss
+
+
+def samples(config: Config, networks: ConditionalGAN) -> Samples:
+    """``params -> x [M, ...]``, class by class: what the server draws."""
+
+    def generate(params, z, y):
+        return networks.generate(params["generator"], z, y)
+
+    return generated.drawn(config, generate, networks.latent)
+
+
+def make(config: Config, networks: ConditionalGAN, classifier: Classifier) -> Algorithm:
+    """Builds FedCGAN; initial params are ``networks.init(key)``.
+
+    What is evaluated is a classifier trained on what the generator draws, alone.
+
+    Args:
+      config: hyper-parameters.
+      networks: generator and discriminator.
+      classifier: of the server.
+    """
+    check_parts(Config, config, classifier.logits)
+    algorithm = fedavg.make(
+        fedavg.Config(work=config.work),
+        gan_loss(networks, config.num_classes),
+        client_optimizer=optax.adam(config.client_lr, b1=config.beta1),
+    )
+    draw = samples(config, networks)
+    return generated.averaged(algorithm, "fedcgan", config, draw, classifier)
