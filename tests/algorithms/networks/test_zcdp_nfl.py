@@ -228,18 +228,20 @@ def test_C10_one_example_moves_a_step_by_at_most_its_sensitivity(x64):
         sent, sent, np.array([sent[0] - sent[1], sent[1] - sent[0]]), dual
     )
 
-    def moved(kind, other):
+    def after(kind, labels):
         risk = risks.Risk("absolute")
-        steps = []
-        for labels in (y, other):
-            of = risks.losses(risk, risks.nodes(risk, X, labels), steps=60)
-            primal = (
-                admm.linearised(of.grad, eta)
-                if kind == "linearised"
-                else admm.proximal(of)
-            )
-            steps.append(admm.minimise(graph, rho, primal, state, 0)[0])
-        return np.linalg.norm(steps[0] - steps[1])
+        of = risks.losses(risk, risks.nodes(risk, X, labels), steps=60)
+        linear = kind == "linearised"
+        primal = admm.linearised(of.grad, eta) if linear else admm.proximal(of)
+        return admm.minimise(graph, rho, primal, state, 0)[0]
+
+    steps = {
+        kind: jax.jit(functools.partial(after, kind))
+        for kind in ("linearised", "exact")
+    }
+
+    def moved(kind, other):
+        return np.linalg.norm(steps[kind](y) - steps[kind](other))
 
     flipped = y.copy()
     e = X[0, 0] @ sent[0] - y[0, 0]
