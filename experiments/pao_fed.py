@@ -311,17 +311,17 @@ class Finding(NamedTuple):
         return decibels(part.mean(1))
 
     @property
-    def kilobits(self) -> np.ndarray:
+    def total_bytes(self) -> np.ndarray:
         """Sent and received in all, ``[S]``."""
         names = ("uplink_bytes", "downlink_bytes")
         total = sum(self.result.train[name].sum(1, np.float64) for name in names)
-        return np.asarray(total) / 125
+        return np.asarray(total)
 
     @property
     def bits(self) -> float:
         """That a client sends and receives in an iteration it takes part in."""
         clients = self.result.train["participants"].sum(dtype=np.float64)
-        return float(1e3 * self.kilobits.sum() / max(clients, 1))
+        return float(8 * self.total_bytes.sum() / max(clients, 1))
 
 
 Findings = Mapping[tuple[str, str], Finding]
@@ -364,7 +364,7 @@ def cells(found: Findings) -> list[dict[str, Any]]:
     lines = []
     for (setting, name), finding in found.items():
         end, whole = finding.level(), found.get((setting, "Online-FedSGD"))
-        share = np.nan if whole is None else 1 - finding.kilobits / whole.kilobits
+        share = np.nan if whole is None else 1 - finding.total_bytes / whole.total_bytes
         lines.append(
             {
                 "setting": setting,
@@ -477,7 +477,7 @@ def draw(experiment: Experiment, found: Findings) -> Any:
             label = f"{curve.name} ({curve.setting})" if several else curve.name
             if panel == "4.3b":
                 load, end = (
-                    finding.kilobits.mean() / experiment.iterations,
+                    finding.total_bytes.mean() / 125 / experiment.iterations,
                     finding.level(),
                 )
                 at.errorbar(
