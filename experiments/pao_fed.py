@@ -26,6 +26,7 @@ from fedjax_core.datasets import calcofi, streams
 from fedjax_core.experiments.report import panels, save, tabulate, write_page
 from fedjax_core.networks.run import run
 from fedjax_core.networks.streaming import World, featurise, held_out_error
+from fedjax_core.networks.theory.partial_sharing import largest_step_sizes
 from fedjax_core.processes import is_first
 from fedjax_core.study_report import Table, sign_flip, text_of, verdict_of
 from fedjax_core.types import Key
@@ -310,17 +311,17 @@ class Finding(NamedTuple):
         return decibels(part.mean(1))
 
     @property
-    def kilobits(self) -> np.ndarray:
+    def total_bytes(self) -> np.ndarray:
         """Sent and received in all, ``[S]``."""
         names = ("uplink_bytes", "downlink_bytes")
         total = sum(self.result.train[name].sum(1, np.float64) for name in names)
-        return np.asarray(total) / 125
+        return np.asarray(total)
 
     @property
     def bits(self) -> float:
         """That a client sends and receives in an iteration it takes part in."""
         clients = self.result.train["participants"].sum(dtype=np.float64)
-        return float(1e3 * self.kilobits.sum() / max(clients, 1))
+        return float(8 * self.total_bytes.sum() / max(clients, 1))
 
 
 Findings = Mapping[tuple[str, str], Finding]
@@ -363,7 +364,7 @@ def cells(found: Findings) -> list[dict[str, Any]]:
     lines = []
     for (setting, name), finding in found.items():
         end, whole = finding.level(), found.get((setting, "Online-FedSGD"))
-        share = np.nan if whole is None else 1 - finding.kilobits / whole.kilobits
+        share = np.nan if whole is None else 1 - finding.total_bytes / whole.total_bytes
         lines.append(
             {
                 "setting": setting,
@@ -426,30 +427,30 @@ def alike(found: Findings) -> list[tuple[str, ...]]:
     return rows
 
 
-def largest_eigenvalue(experiment: Experiment) -> float:
-    """Of the features' correlations R_k, the largest over clients of one run."""
+def largest_step_size(experiment: Experiment) -> float:
+    """Below which mean squares are stable, to first order; of one run's features."""
 
     @jax.jit
-    def of(key):
+    def correlations(key):
         world = world_of(experiment, "base")(random.stream(key, "world"))
 
         def client(x):
             z = featurise(world.features, x)
-            return jnp.linalg.eigvalsh(z.T @ z / len(z))[-1]
+            return z.T @ z / len(z)
 
-        return lax.map(client, world.x.swapaxes(0, 1)).max()
+        return lax.map(client, world.x.swapaxes(0, 1))
 
-    return float(of(random.seed_key(0)))
+    return largest_step_sizes(correlations(random.seed_key(0)))[1]
 
 
 def limits(experiment: Experiment) -> list[str]:
     """What is not as in the text, and what can't be seen."""
-    top = largest_eigenvalue(experiment)
+    most = largest_step_size(experiment)
     said = [
         f"The kernel's width is not printed; with width 2 the largest eigenvalue of a "
-        f"client's correlation is {top:.2f} (1.02 in the text, which cosine features "
-        f"only reach if they are almost constant), so mu is mean-square stable below "
-        f"{1 / top:.2f}.",
+        f"client's correlation is {1 / most:.2f} (1.02 in the text, which cosine "
+        f"features only reach if they are almost constant), so mu is mean-square "
+        f"stable below {most:.2f}.",
         "Nor are step sizes of baselines, tuning of PSO-Fed and SignSGD, when samples "
         "arrive and how baselines treat late messages: here all that arrive in an "
         "iteration are averaged. Base Online-FedSGD is compared with the reference's "
@@ -476,7 +477,7 @@ def draw(experiment: Experiment, found: Findings) -> Any:
             label = f"{curve.name} ({curve.setting})" if several else curve.name
             if panel == "4.3b":
                 load, end = (
-                    finding.kilobits.mean() / experiment.iterations,
+                    finding.total_bytes.mean() / 125 / experiment.iterations,
                     finding.level(),
                 )
                 at.errorbar(
