@@ -24,6 +24,7 @@ from fedjax_core import (
     trimmed_mean,
 )
 from fedjax_core.algorithms import (
+    aaggff_d,
     apfl,
     cfd,
     cfl,
@@ -36,6 +37,7 @@ from fedjax_core.algorithms import (
     feddf,
     feddyn,
     fedmd,
+    fedmgda,
     fednova,
     fedopt,
     fedper,
@@ -109,6 +111,8 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
         signsgd.Config(step_size=0.01, work=WORK), loss
     ),
     "qfedavg": lambda loss: qfedavg.make(qfedavg.Config(q=2.0, work=WORK), loss),
+    "aaggff_d": lambda loss: aaggff_d.make(aaggff_d.Config(work=WORK), loss),
+    "fedmgda": lambda loss: fedmgda.make(fedmgda.Config(work=WORK), loss),
     "fd": lambda loss: fd.make(
         fd.Config(num_public=7, distil_on="server", select="margin", **TEACH), loss
     ),
