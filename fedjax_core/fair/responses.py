@@ -66,7 +66,8 @@ def decision_loss(p: ArrayLike, r: ArrayLike) -> jax.Array:
       p: ``[..., K]``, points of the simplex.
       r: ``[..., K]``, responses.
     """
-    return -jnp.log1p((as_float(p) * as_float(r)).sum(-1))
+    p, r = jnp.broadcast_arrays(as_float(p), as_float(r))
+    return -jnp.log1p((p * r).sum(-1))
 
 
 def decision_gradient(p: ArrayLike, r: ArrayLike) -> jax.Array:

@@ -1,7 +1,6 @@
 """Decisions on mixing coefficients against NumPy, printed numbers and their theory."""
 
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -377,9 +376,9 @@ def test_silos_follow_the_regularised_leader():
         past.append((np.asarray(fair.decision_gradient(p, fair.respond(F))), p))
         B = alpha * np.eye(K) + beta * sum(np.outer(g, g) for g, _ in past)
         b = sum(-g + beta * g * (g @ q) for g, q in past)
-        p = scipy_minimum(B, b, np.zeros(K), np.ones(K))
-        np.testing.assert_allclose(got, p, atol=1e-6)
-        gradient = B @ got - b
+        best = scipy_minimum(B, b, np.zeros(K), np.ones(K))
+        np.testing.assert_allclose(got, best, atol=1e-6)
+        p, gradient = got, B @ got - b
         assert gradient @ got - gradient.min() < 1e-10
     order = np.array([2, 0, 3, 1])
     mixed = fair.play(aaggff_s.decider(config), losses[:, order])
@@ -519,7 +518,7 @@ def test_regret_stays_below_its_bounds(kind):
     assert gradient @ best - gradient.min() < 2e-3 / K
     shorter = np.asarray(fair.best_fixed(R, steps=3))
     worth = [float(fair.decision_loss(p, R).sum()) for p in (before[0], shorter, best)]
-    assert worth == sorted(worth, reverse=True)
+    assert (np.diff(worth) <= 1e-9).all()
 
 
 def test_the_surrogate_of_devices_stays_below_its_bound():
@@ -572,7 +571,7 @@ def test_the_printed_curvature_exceeds_what_is_proven():
     )
     for curvature, beta in (("printed", 2.0), ("proven", 0.5)):
         decider = aaggff_s.decider(aaggff_s.Config(curvature=curvature))
-        state, _ = decider.update(decider.init(K), told)
+        state, _ = jax.jit(decider.update)(decider.init(K), told)
         np.testing.assert_allclose(state.hessian, 4 * np.eye(K) + beta * np.outer(g, g))
     with pytest.raises(ValueError, match="aaggff_s must have all 9 clients"):
         decider.update(decider.init(9), told)
