@@ -238,8 +238,9 @@ def load(experiment: Experiment, name: str) -> FederatedData:
     """Clients with training, validation and test examples of their own."""
     path = experiment.path
     if name == "digits":
-        data = partition.dirichlet(digits.load(), num_clients=10, alpha=0.5)
-        data = split_examples(dataclasses.replace(data, splits={"train": data.train}))
+        data = partition.pathological(
+            digits.load(), num_clients=10, shards_per_client=2
+        )
     elif name == "heart":
         data = heart_disease.load(path / "heart_disease")
     elif name == "landmine":
@@ -300,7 +301,8 @@ def compared(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
     def of(module: Any, grid: Mapping[str, Sequence[Any]], **fixed: Any):
         first = {name: values[0] for name, values in grid.items()}
         config = module.Config(**common | fixed | first)
-        return study.Method(make=module.make, config=config, grid=grid)
+        tried = {name: values for name, values in grid.items() if len(values) > 1}
+        return study.Method(make=module.make, config=config, grid=tried)
 
     ours = aaggff_s if silo else aaggff_d
     return {
