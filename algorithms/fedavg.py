@@ -21,12 +21,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, server
+from fedjax_core import check, random, server
 from fedjax_core.arrays import repeat_rows
-from fedjax_core.local import init_bytes, local_sgd
-from fedjax_core.map import map_clients
+from fedjax_core.fair.decider import Decider, Told
+from fedjax_core.local import check_whole_epochs, full_loss, init_bytes, local_sgd
+from fedjax_core.map import map_clients, two_passes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform, identity, with_transform
@@ -73,6 +75,7 @@ class State(NamedTuple):
     opt_state: Any  # of the server optimiser
     downlink: Any  # of the downlink transform
     clients: Any  # [N, ...] state of the program and of the transform: residuals, say
+    mixing: Any = ()  # of the decider
 
 
 def make(
@@ -86,6 +89,7 @@ def make(
     transform: Transform | None = None,
     reduce: Reduction | None = None,
     downlink: Transform | None = None,
+    mixing: Decider | None = None,
 ) -> Algorithm:
     """Builds FedAvg for the given loss.
 
@@ -99,6 +103,8 @@ def make(
       transform: applied to every delta before it is sent: clipping, compression.
       reduce: instead of the weighted mean: a robust or a noisy aggregation.
       downlink: applied to the server's step before clients receive it.
+      mixing: instead of weights that are fixed: clients first tell their loss at the
+        server's model, by which it decides. The work is whole epochs then.
     """
     check_parts(
         Config,
@@ -110,6 +116,14 @@ def make(
         reduce=reduce,
         downlink=downlink,
     )
+    if mixing is not None:
+        check.instance(Decider, mixing=mixing)
+        check_whole_epochs(config.work)
+        if reduce is not None:
+            raise ValueError(
+                f"reduce must be None where mixing decides the weights, got "
+                f"{reduce.name} beside {mixing.name}."
+            )
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     server_opt = server_optimizer or optax.sgd(config.server_lr)
     transform, reduce = transform or identity(), reduce or mean(config.weights)
@@ -119,11 +133,27 @@ def make(
         row = (keep(params), transform.init(trained(params)))
         clients = repeat_rows(row, num_clients)
         kept = downlink.init(trained(params)) if downlink else ()
-        return State(params, server.init(server_opt, params), kept, clients)
+        decided = mixing.init(num_clients) if mixing else ()
+        return State(params, server.init(server_opt, params), kept, clients, decided)
+
+    def decide(state, cohort, key):
+        """What the cohort's losses make of the weights, and the pass that told them."""
+        told = map_clients(
+            full_loss(loss_fn),
+            state.params,
+            cohort.first_epochs(),
+            random.stream(key, "losses"),
+            reduce=(),
+        )
+        return told, *mixing.update(state.mixing, Told.by(told, cohort))
 
     def round(state, cohort, key):
+        by, decided = reduce, state.mixing
+        if mixing is not None:
+            told, decided, weights = decide(state, cohort, key)
+            by, cohort = mean(weights), cohort.only(told.valid)
         results = map_clients(
-            client, state.params, cohort, key, reduce=reduce, client_state=state.clients
+            client, state.params, cohort, key, reduce=by, client_state=state.clients
         )
         step, opt_state = server.direction(
             server_opt, state.params, state.opt_state, results.update
@@ -132,8 +162,13 @@ def make(
             downlink, state.params, step, state.downlink, cohort, key
         )
         params = server.move(state.params, step, results.update)
-        new = State(params, opt_state, kept, results.client_state)
-        return new, results.metrics | sent
+        new = State(params, opt_state, kept, results.client_state, decided)
+        if mixing is None:
+            return new, results.metrics | sent
+        mixed = jnp.where(told.valid, weights * told.client_metrics["loss"], 0).sum()
+        objective = mixed / jnp.where(weights.sum() == 0, 1, weights.sum())
+        metrics = two_passes(told, results) | sent | {"mixed_loss": objective}
+        return new, metrics
 
     return Algorithm(
         name="fedavg",
@@ -146,7 +181,30 @@ def make(
             "client_optimizer": "custom" if client_optimizer else "sgd",
             "server_optimizer": "custom" if server_optimizer else "sgd",
             "transform": transform.name,
-            "reduce": reduce.name,
+            "reduce": mixing.name if mixing else reduce.name,
             "downlink": downlink.name if downlink else "none",
         },
     )
+
+
+def mixed(
+    kind: type,
+    config: Any,
+    loss_fn: LossFn,
+    decider: Callable[[Any], Decider],
+    name: str,
+    parts: dict[str, Any],
+) -> Algorithm:
+    """A method that is FedAvg with a decider of its own.
+
+    Args:
+      kind: its `Config`, of this module's kind.
+      config: hyper-parameters.
+      loss_fn: per-example losses.
+      decider: config -> what decides.
+      name: of the method.
+      parts: other arguments of `make` but `mixing`.
+    """
+    check_parts(kind, config, loss_fn)
+    algorithm = make(config, loss_fn, mixing=decider(config), **parts)
+    return dataclasses.replace(algorithm, name=name)

@@ -35,6 +35,7 @@ import optax
 
 from fedjax_core import check
 from fedjax_core.algorithms import fedavg
+from fedjax_core.fair.decider import Decider
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction
 from fedjax_core.transform import Transform
@@ -115,6 +116,7 @@ def make(
     transform: Transform | None = None,
     reduce: Reduction | None = None,
     downlink: Transform | None = None,
+    mixing: Decider | None = None,
 ) -> Algorithm:
     """Builds the method that ``config.rule`` names; arguments as in `fedavg.make`."""
     check_parts(Config, config, loss_fn)
@@ -126,6 +128,7 @@ def make(
         transform=transform,
         reduce=reduce,
         downlink=downlink,
+        mixing=mixing,
     )
     parts = {**algorithm.parts, "server_optimizer": config.rule}
     return dataclasses.replace(algorithm, name=f"fed{config.rule}", parts=parts)

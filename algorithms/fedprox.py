@@ -21,6 +21,7 @@ import optax
 
 from fedjax_core import check
 from fedjax_core.algorithms import fedavg
+from fedjax_core.fair.decider import Decider
 from fedjax_core.local import local_sgd
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction
@@ -52,6 +53,7 @@ def make(
     transform: Transform | None = None,
     reduce: Reduction | None = None,
     downlink: Transform | None = None,
+    mixing: Decider | None = None,
 ) -> Algorithm:
     """Builds FedProx for the given loss; arguments as in `fedavg.make`."""
     check_parts(Config, config, loss_fn)
@@ -64,5 +66,6 @@ def make(
         transform=transform,
         reduce=reduce,
         downlink=downlink,
+        mixing=mixing,
     )
     return dataclasses.replace(algorithm, name="fedprox")

@@ -21,6 +21,7 @@ from fedjax_core.record import to_json
 
 EXPERIMENTS = {
     "quickstart": "FedAvg on handwritten digits, 100 clients, error bars over 5 seeds",
+    "aaggff_tables": "fair mixing of clients: Hahn's tables, regret (needs files)",
     "book_exercises": "exercises of Jung's book, the right numbers beside ours",
     "cfd_tables": "federated distillation in few bits: Sattler's tables (needs files)",
     "cfl_clusters": "clustered learning: label swaps, adversaries, when not to split",

@@ -408,6 +408,16 @@ def highest_decile(values: jax.Array, counts: jax.Array) -> jax.Array:
     return -lowest_decile(-values, counts)
 
 
+def parity_gap(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """How far the highest tenth is above the lowest one, see `lowest_decile`."""
+    return highest_decile(values, counts) - lowest_decile(values, counts)
+
+
+def weighted_mean(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """The mean over clients by their counts; of accuracy, that over all examples."""
+    return jnp.where(counts != 0, values * counts, 0).sum() / counts.sum()
+
+
 def _ordered(values: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Ascending values of the clients that count, others behind; and their number."""
     there = counts != 0

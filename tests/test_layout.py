@@ -28,14 +28,15 @@ BELOW = {
     "robust": {"ground", "engine"},
     "attacks": {"ground", "engine", "privacy"},
     "clusters": {"ground", "engine"},
+    "fair": {"ground", "engine"},
     "networks": {"ground", "engine", "privacy", "robust", "attacks"},
     "networks.theory": {"ground", "networks"},
     "algorithms": {"ground", "engine", "data", "compress", "robust", "privacy"}
-    | {"attacks", "clusters", "networks", "networks.theory"},
+    | {"attacks", "clusters", "fair", "networks", "networks.theory"},
     "datasets": {"ground", "engine", "data", "models", "networks", "networks.theory"},
     "experiments": {"ground", "engine", "data", "models", "compress", "robust"}
-    | {"privacy", "attacks", "clusters", "networks", "networks.theory", "algorithms"}
-    | {"datasets"},
+    | {"privacy", "attacks", "clusters", "fair", "networks", "networks.theory"}
+    | {"algorithms", "datasets"},
 }
 
 

@@ -28,6 +28,7 @@ from fedjax_core import (
     trimmed_mean,
 )
 from fedjax_core.algorithms import (
+    aaggff_d,
     apfl,
     cfd,
     cfl,
@@ -43,6 +44,7 @@ from fedjax_core.algorithms import (
     feddyn,
     fedevg,
     fedmd,
+    fedmgda,
     fednova,
     fedopt,
     fedper,
@@ -129,6 +131,8 @@ METHODS: dict[str, tuple[Callable[..., Algorithm], Any]] = {
     ),
     "signsgd": (signsgd.make, signsgd.Config(step_size=0.01, work=WORK)),
     "qfedavg": (qfedavg.make, qfedavg.Config(q=2.0, work=WORK)),
+    "aaggff_d": (aaggff_d.make, aaggff_d.Config(work=WORK)),
+    "fedmgda": (fedmgda.make, fedmgda.Config(work=WORK)),
     "fd": (
         fd.make,
         fd.Config(num_public=7, distil_on="server", select="margin", **TEACH),
@@ -232,8 +236,10 @@ class Runner:
 def test_every_method_is_here():
     modules = {m.name for m in pkgutil.iter_modules(algorithms.__path__) if not m.ispkg}
     here = {type(config).__module__.rsplit(".", 1)[1] for _, config in METHODS.values()}
-    # Its only client is everybody pooled.
-    assert modules - here == {"centralised"}
+    # One's only client is everybody pooled, others are rounds of `fedavg.mixed`, as
+    # those of aaggff_d are.
+    mixed = {"aaggff_s", "afl", "portfolio", "propfair", "term"}
+    assert modules - here == {"centralised", *mixed}
 
 
 @pytest.fixture(scope="module", params=METHODS)

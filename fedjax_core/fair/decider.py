@@ -1,0 +1,147 @@
+"""Deciders: from the losses of a cohort to the mixing coefficients of its updates.
+
+The server of a method with fair mixing hears every client's loss at the model it sent,
+before local training, and only then decides how much each update counts. A decider is
+that decision, a pure pair in the style of optax; `fedjax_core.algorithms.fedavg.make`
+takes one as `mixing`, beside any server optimiser.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.arrays import as_float
+from fedjax_core.map import ClientResults
+from fedjax_core.types import Cohort, PyTree
+
+
+class Told(NamedTuple):
+    """What clients tell before they train, in the order of the cohort's slots.
+
+    Attributes:
+      loss: ``[C]``, mean training loss at the server's model, 0 where not `valid`. NaN
+        for a negative one, which no rule of this room has a meaning for: it reaches the
+        model, where it is reported.
+      valid: ``[C]`` bool, clients that count.
+      client_id: ``[C]`` int32.
+      num_examples: ``[C]`` int32.
+    """
+
+    loss: jax.Array
+    valid: jax.Array
+    client_id: jax.Array
+    num_examples: jax.Array
+
+    @classmethod
+    def by(cls, results: ClientResults, cohort: Cohort) -> "Told":
+        """From a pass of `fedjax_core.local.full_loss` over the cohort."""
+        loss = jnp.where(results.valid, results.client_metrics["loss"], 0)
+        loss = jnp.where(loss < 0, jnp.nan, loss)
+        return cls(loss, results.valid, cohort.client_id, cohort.num_examples)
+
+    def mean(self, values: jax.Array) -> jax.Array:
+        """The mean of values ``[C]`` over clients that count; 0 of none."""
+        return jnp.where(self.valid, values, 0).sum() / jnp.maximum(self.valid.sum(), 1)
+
+    def everyone(self, values: jax.Array, absent: ArrayLike, n: int) -> jax.Array:
+        """Values ``[C]`` in the rows of their clients, ``[n]``; `absent` elsewhere."""
+        row = jnp.where(self.valid, self.client_id, n)
+        return jnp.full(n, absent, values.dtype).at[row].set(values, mode="drop")
+
+    def require_everyone(self, n: int, name: str) -> None:
+        """Raises ValueError where there is no room in the cohort for all n clients."""
+        if len(self.client_id) < n:
+            raise ValueError(
+                f"{name} must have all {n} clients in every round, got cohorts of "
+                f"{len(self.client_id)}."
+            )
+
+    def of_cohort(self, rows: jax.Array) -> jax.Array:
+        """The cohort's part of a row of all clients ``[n]``; 0 where not valid."""
+        return jnp.where(self.valid, rows[jnp.maximum(self.client_id, 0)], 0)
+
+
+class Decider(NamedTuple):
+    """How a server mixes.
+
+    Attributes:
+      init: ``num_clients -> state``, a pytree.
+      update: ``(state, told) -> (state, weights)``, weights ``[C]`` >= 0 in any scale,
+        0 where not valid.
+      name: what it is, recorded with a run.
+    """
+
+    init: Callable[[int], PyTree]
+    update: Callable[[PyTree, Told], tuple[PyTree, jax.Array]]
+    name: str
+
+
+Prior = Literal["examples", "uniform"]
+
+
+def prior_of(told: Told, by: Prior) -> jax.Array:
+    """Mixing coefficients without a look at losses, ``[C]`` that sum to 1."""
+    weight = told.num_examples if by == "examples" else jnp.ones_like(told.client_id)
+    weight = jnp.where(told.valid, weight, 0).astype(told.loss.dtype)
+    return weight / jnp.maximum(weight.sum(), 1)
+
+
+def tilted(
+    response: Callable[[jax.Array], jax.Array], prior: Prior = "examples", *, name: str
+) -> Decider:
+    r"""The rule :math:`p_i \propto q_i \exp(r(F_i))`, which keeps no state.
+
+    It minimises :math:`-\langle p, r \rangle + \mathrm{KL}(p \,\|\, q)` over the
+    simplex (Hahn 2024, equation 3.2, whose plain entropy would leave out :math:`q`).
+
+    Args:
+      response: losses ``[C]`` -> responses, over the step size of the regulariser.
+      prior: :math:`q`: "examples" or "uniform".
+      name: of the rule.
+    """
+    check.one_of(("examples", "uniform"), prior=prior)
+
+    def update(state, told):
+        q = prior_of(told, prior)
+        r = jnp.where(q > 0, response(jnp.where(q > 0, told.loss, 1)), -jnp.inf)
+        # Of no client the largest is -inf, which is no number to shift by.
+        shift = jnp.where(told.valid.any(), r.max(), 0)
+        weights = q * jnp.where(q > 0, jnp.exp(r - shift), 0)
+        return state, weights / jnp.maximum(weights.sum(), jnp.finfo(r.dtype).tiny)
+
+    return Decider(lambda num_clients: (), update, name)
+
+
+def static(prior: Prior = "examples") -> Decider:
+    """FedAvg's coefficients, whatever the losses: what others are compared with."""
+    return tilted(jnp.zeros_like, prior, name=f"static({prior})")
+
+
+def play(
+    decider: Decider, losses: ArrayLike, num_examples: ArrayLike | None = None
+) -> jax.Array:
+    """Decisions on losses that are known in advance, all clients in every round.
+
+    Args:
+      decider: who decides.
+      losses: ``[T, K]``, >= 0.
+      num_examples: ``[K]``, of clients; ones by default.
+
+    Returns:
+      ``[T, K]``: the coefficients that each round's updates are mixed by, decided after
+      its losses. A decision before them, as regret counts it, is that of the round
+      before.
+    """
+    losses = as_float(losses)
+    K = losses.shape[1]
+    sizes = jnp.ones(K, jnp.int32) if num_examples is None else num_examples
+
+    def round(state, loss):
+        told = Told(loss, jnp.ones(K, bool), jnp.arange(K), jnp.asarray(sizes))
+        return decider.update(state, told)
+
+    return jax.lax.scan(round, decider.init(K), losses)[1]
