@@ -148,8 +148,10 @@ def make(config: Config, graph: Graph, draw: labelled.Draw) -> System:
 
 
 def _by_size(nodes: labelled.Nodes, tau: jax.Array) -> Metrics:
-    """The mean tau; that of the nodes with few, some and many rows, a third each; and
-    those of the nodes with the fewest, the median and the most."""
+    """Mean tau: of all nodes, and of the thirds with few, some and many rows.
+
+    And those of the nodes with the fewest rows, the median and the most.
+    """
     sorted_tau = tau[jnp.argsort(nodes.train[2].sum(1))]
     thirds = zip(("few", "some", "many"), jnp.array_split(sorted_tau, 3), strict=True)
     return {
