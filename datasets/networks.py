@@ -18,7 +18,7 @@ Licence: none needed, the data is generated.
 References:
   Jung, "Federated Learning: From Theory to Practice", arXiv:2505.19183, (59) and (164),
   Section 6.2 and Exercise 7.1. Gauthier, "On Enabling Scalable, Personalized, and
-  Private Federated Learning", NTNU 2024:92, Section 3.6.
+  Private Federated Learning", NTNU 2024:92, Sections 3.6, 5.4 and 6.3.
 """
 
 from collections.abc import Sequence

@@ -58,8 +58,11 @@ def checked(num_clusters: int, nodes: Nodes) -> Nodes:
                 f"cluster must be in 0..{num_clusters - 1}, got {labels[k]} for node "
                 f"{k}."
             )
-    splits = [node_rows(*rows) for rows in (nodes.train, nodes.valid, nodes.test)]
-    return Nodes(nodes.cluster, *splits, nodes.truth)
+    return nodes._replace(
+        train=node_rows(*nodes.train),
+        valid=node_rows(*nodes.valid),
+        test=node_rows(*nodes.test),
+    )
 
 
 def cluster_sizes(num_clusters: int, cluster: jax.Array) -> jax.Array:
