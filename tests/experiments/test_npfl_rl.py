@@ -53,9 +53,8 @@ def test_every_method_of_the_figures_has_its_numbers():
 
 def test_claims_are_tested_and_the_reference_stands_beside(found):
     e = dataclasses.replace(DEFAULT, num_seeds=SEEDS)
-    verdict = {
-        row[0]: row[4] for row in npfl_rl.orderings(e, npfl_rl.claims(e, found)).rows
-    }
+    said = npfl_rl.claims(e, found)
+    verdict = {row[0]: row[4] for row in npfl_rl.orderings(e, said).rows}
     assert verdict[f"{fixed(0)} < {NFL}, end"] == "held"
     assert verdict[f"{DPG} < {BEST}, end"] == "not held"
     assert verdict[f"{SAC} < {DPG}, end"] == "held"
@@ -64,6 +63,9 @@ def test_claims_are_tested_and_the_reference_stands_beside(found):
     assert verdict[f"{DPG}: tau of few rows rises at first"] == "held"
     assert verdict[f"{DPG}: tau of few rows falls afterwards"] == "held"
     assert verdict[f"{DPG}: tau of many rows falls at first"] == "not held"
+    both = npfl_rl.overview({"a": said, "b": said}).rows
+    assert {row[0]: row[2] for row in both} == verdict
+    assert both[0][4] == "a, b"
     shown = {row[0]: row for row in npfl_rl.levels(e, found).rows}
     assert shown[BEST][3] == "-15.8"
     assert shown[BEST][2].startswith(f"{10 * np.log10(0.11):.2f}")
