@@ -24,7 +24,8 @@ def result(error, tau) -> Result:
     weights = {f"tau_{name}": np.tile(tau, (SEEDS, 1)) for name in names}
     weights["tau"] = weights["tau_few"]
     at = np.arange(5, 251, 5)
-    return Result(tuple(range(SEEDS)), 250, weights, at, seen, {}, None, [])
+    nodes = {"deviation_of_node": np.c_[up * error, up * error, up]}
+    return Result(tuple(range(SEEDS)), 250, weights, at, seen, nodes, None, [])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,12 @@ def test_every_method_of_the_figures_has_its_numbers():
 
 def test_claims_are_tested_and_the_reference_stands_beside(found):
     e = dataclasses.replace(DEFAULT, num_seeds=SEEDS)
-    said = npfl_rl.claims(e, found)
+    near = np.tile([True, True, False], (SEEDS, 1))
+    said = npfl_rl.claims(e, found, near)
+    gain = {claim.text: claim.gain for claim in said}
+    wanted = 0.2 * np.linspace(1, 1.2, SEEDS)
+    company = gain[f"{fixed(0)} < {NFL}, end, nodes with company"]
+    np.testing.assert_allclose(company, wanted)
     verdict = {row[0]: row[4] for row in npfl_rl.orderings(e, said).rows}
     assert verdict[f"{fixed(0)} < {NFL}, end"] == "held"
     assert verdict[f"{DPG} < {BEST}, end"] == "not held"
@@ -86,7 +92,7 @@ def test_it_runs_draws_and_writes(tmp_path, capsys, monkeypatch):
         npfl_rl.PRESETS["smoke"], taus=(0, 0.05), rounds=12, num_seeds=2, out=tmp_path
     )
     with monkeypatch.context() as patch:
-        patch.setattr(npfl_rl, "claims", lambda e, found: npfl_rl.weights(found))
+        patch.setattr(npfl_rl, "claims", lambda e, found, near: npfl_rl.weights(found))
         npfl_rl.main(e)
     assert "tau of few rows" in capsys.readouterr().out
     page = (tmp_path / "npfl_rl.md").read_text("utf-8")
