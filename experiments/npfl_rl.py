@@ -485,8 +485,8 @@ def main(experiment: Experiment) -> None:
         parts.append(
             f"# Setting {setting}: {differs}\n\nThe {e.num_clusters} clusters are "
             f"{left.parts.mean():.1f} connected parts in the mean, and each learns a "
-            f"model of its own. {(~left.near).mean():.0%} of the nodes have no neighbour "
-            "in their cluster, the others have company.\n"
+            f"model of its own. {(~left.near).mean():.0%} of the nodes have no "
+            "neighbour in their cluster, the others have company.\n"
         )
         said[setting] = claims(own, found, left.near)
         for table in (levels(own, found), orderings(own, said[setting])):
