@@ -5,6 +5,7 @@ Node i of a graph holds rows of its own linear model, or a vector of one of two 
 - `network_linear`: linear regression on a given graph, one model or one per node.
 - `clustered_linear`: the same with the graph, dense inside clusters that share a model.
 - `unit_linear`: linear regression of one random model on rows of norm 1.
+- `related_tasks`: clusters whose models are multiples of one, with three splits.
 - `two_class_means`: vectors of mean -1 or 1, whose nodes are to find their own kind.
 
 Arrays are padded to the largest node, with a mask, as
@@ -17,7 +18,7 @@ Licence: none needed, the data is generated.
 References:
   Jung, "Federated Learning: From Theory to Practice", arXiv:2505.19183, (59) and (164),
   Section 6.2 and Exercise 7.1. Gauthier, "On Enabling Scalable, Personalized, and
-  Private Federated Learning", NTNU 2024:92, Section 3.6.
+  Private Federated Learning", NTNU 2024:92, Sections 3.6, 5.4 and 6.3.
 """
 
 from collections.abc import Sequence
@@ -55,6 +56,19 @@ class LinearClusters(NamedTuple):
     graph: Graph
     cluster: np.ndarray
     data: LinearNodes
+
+
+class RelatedTasks(NamedTuple):
+    """Linear models that are alike: what `related_tasks` draws.
+
+    ``cluster [n]`` int32 of every node; its rows in three splits of one size, whose
+    ``w_true`` is the same.
+    """
+
+    cluster: jax.Array
+    train: LinearNodes
+    valid: LinearNodes
+    test: LinearNodes
 
 
 class TwoClasses(NamedTuple):
@@ -175,6 +189,65 @@ def unit_linear(
     y = X @ w + noise_std * jax.random.normal(noise, mask.shape)
     W = jnp.broadcast_to(w[None], (num_nodes, num_features))
     return LinearNodes(X, jnp.where(mask, y, 0), mask, W)
+
+
+def related_tasks(
+    key: Key,
+    num_nodes: int,
+    num_clusters: int,
+    num_features: int,
+    sizes: tuple[int, int] = (5, 35),
+    spread: float = 0.5,
+    noise_variance: tuple[float, float] = (0.1, 1.0),
+) -> RelatedTasks:
+    r"""Draws clusters whose linear models are multiples of one, in nodes of all sizes.
+
+    .. math::
+
+      w_q = (1 + \delta_q) w_0, \qquad \delta_q \sim \mathcal{U}(-s, s), \qquad
+      w_0 \sim \mathcal{N}(0, I_d), \qquad y = w_{q(k)}^\top x + e, \qquad
+      e \sim \mathcal{N}(0, v_k) .
+
+    Features are N(0, I). Clusters are random and as equal as they can be. May be called
+    under `jax.jit` and `jax.vmap`.
+
+    Args:
+      key: of the draw.
+      num_nodes: n >= num_clusters.
+      num_clusters: Q >= 1.
+      num_features: d.
+      sizes: least and most rows of a node in each split, >= 1, drawn uniformly.
+      spread: s >= 0.
+      noise_variance: least and largest :math:`v_k \ge 0`, drawn uniformly.
+
+    References:
+      Gauthier, Sections 5.4 and 6.3; the laws of features, noise and :math:`w_0` are
+      ours.
+    """
+    check.positive_int(num_nodes=num_nodes, num_clusters=num_clusters)
+    check.in_range(1, num_nodes, num_clusters=num_clusters)
+    least, most = sizes
+    check.in_range(1, most, least_size=least)
+    check.non_negative(spread=spread, least_variance=noise_variance[0])
+    check.in_range(*noise_variance, largest_variance=noise_variance[1])
+    groups, base, apart, count, noise, *splits = jax.random.split(key, 8)
+    cluster = jax.random.permutation(groups, jnp.arange(num_nodes) % num_clusters)
+    factor = jax.random.uniform(apart, (num_clusters,), minval=-spread, maxval=spread)
+    w = jax.random.normal(base, (num_features,))
+    W = (1 + factor)[cluster][:, None] * w[None]
+    rows = jax.random.randint(count, (num_nodes,), least, most + 1)
+    mask = jnp.arange(most)[None] < rows[:, None]
+    low, high = noise_variance
+    variance = jax.random.uniform(noise, (num_nodes,), minval=low, maxval=high)
+
+    def split(key):
+        keys = jax.random.split(key, num_nodes)
+        X, y = jax.vmap(linear_data, (0, None, 0, 0))(keys, most, W, variance**0.5)
+        return LinearNodes(
+            jnp.where(mask[..., None], X, 0), jnp.where(mask, y, 0), mask, W
+        )
+
+    return RelatedTasks(cluster.astype(jnp.int32), *map(split, splits))
 
 
 def two_class_means(

@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "gtvmin_demo": "clustered regression on a network: alone, by GTVMin, by oracle",
     "heart_disease": "four hospitals: alone, together and pooled (needs files)",
     "mnist_by_writer": "MNIST with its writers as clients, new ones too (needs files)",
+    "npfl_rl": "clusters of a network learn from each other, as much as pays",
     "pao_fed": "online learning of clients that come rarely and late (needs files)",
     "partitions": "one figure: what every partitioner gives to whom",
     "personalization": "personal models on digits, two kinds a client: all methods",

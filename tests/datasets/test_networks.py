@@ -213,3 +213,43 @@ def test_unit_rows_are_directions_with_labels_of_one_model():
     assert_standard_normal(np.ravel(models))
     with pytest.raises(ValueError, match="num_features must be >= 1"):
         networks.unit_linear(KEY, 2, 3, 0)
+
+
+def test_related_tasks_have_the_laws_of_their_docstring():
+    draw = jax.jit(
+        lambda key: networks.related_tasks(key, 90, 3, 40, (5, 35), 0.5, (0.1, 1.0))
+    )
+    tasks = draw(KEY)
+    assert same(tasks, draw(KEY))
+    assert not same(tasks.train.X, draw(jax.random.key(1)).train.X)
+    np.testing.assert_array_equal(np.bincount(tasks.cluster), [30, 30, 30])
+    count = np.asarray(tasks.train.mask.sum(1))
+    assert count.min() >= 5
+    assert count.max() <= 35
+    assert (
+        stats.kstest((count + 0.0) / 36, "uniform", (4.5 / 36, 31 / 36)).pvalue > RARE
+    )
+    # Models of a cluster are one, those of others multiples within the spread.
+    W = np.asarray(tasks.train.w_true)
+    models = np.stack([W[tasks.cluster == q] for q in range(3)])
+    assert np.ptp(models, 1).max() == 0
+    ratios = models[:, 0] / models[0, :1]
+    np.testing.assert_allclose(ratios, np.tile(ratios[:, :1], 40), rtol=1e-4)
+    assert 0.5 / 1.5 < ratios.min() <= ratios.max() < 1.5 / 0.5
+    noise = {}
+    for name in ("train", "valid", "test"):
+        split = getattr(tasks, name)
+        np.testing.assert_array_equal(split.mask, tasks.train.mask)
+        assert not split.X[~split.mask].any()
+        assert_standard_normal(split.X[split.mask])
+        e = split.y - np.einsum("nmd,nd->nm", split.X, W)
+        noise[name] = np.asarray((e**2).sum(1))
+        assert not np.asarray(split.y)[~split.mask].any()
+    # E e^2 = 0.55; the sums of 270 nodes are within 4 deviations of that.
+    total = sum(noise.values()).sum() / (3 * count.sum())
+    assert abs(total - 0.55) < 4 * 0.55 * np.sqrt(2 / count.sum() / 3 + 0.3 / 90)
+    assert not same(tasks.train.X, tasks.valid.X)
+    with pytest.raises(ValueError, match="least_size must be in"):
+        networks.related_tasks(KEY, 9, 3, 4, (8, 5))
+    with pytest.raises(ValueError, match="num_clusters must be in"):
+        networks.related_tasks(KEY, 2, 3, 4)
