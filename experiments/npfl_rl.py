@@ -141,8 +141,8 @@ class Experiment:
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "more rows": ("30 to 90 rows a node", {"sizes": (30, 90)}),
     "less noise": (
-        "5 to 120 rows a node, noise of variance 0.01 to 0.1",
-        {"sizes": (5, 120), "noise_variance": (0.01, 0.1)},
+        "5 to 120 rows a node, noise of variance 0.01 to 0.1, policies start at 0.2",
+        {"sizes": (5, 120), "noise_variance": (0.01, 0.1), "tau": 0.2},
     ),
 }
 """What differs from the setting of the text, in words and in numbers."""
@@ -348,6 +348,7 @@ def claims(
         better("6.2", SAC, DPG),
         better("6.2", BATCH_SAC, BATCH_DPG),
         better("6.2", BATCH_DPG, DPG),
+        better_near("6.2", BATCH_DPG, DPG),
     ]
     late = {
         name: decibels(found[name].series("deviation")[1])[:, 10:]
@@ -371,7 +372,7 @@ def weights(found: Mapping[str, Result]) -> list[Claim]:
     for name, path in paths.items():
         for rows, rises in (("few", True), ("some", True), ("many", False)):
             tau = np.asarray(path[f"tau_{rows}"], np.float64)
-            first = tau[:, : max(2, tau.shape[1] // 5)]
+            first = tau[:, : max(2, tau.shape[1] // 10)]
             change = first[:, -1] - first[:, 0]
             text = (
                 f"{name}: tau of {rows} rows {'rises' if rises else 'falls'} at first"
@@ -380,6 +381,9 @@ def weights(found: Mapping[str, Result]) -> list[Claim]:
             if rises:
                 text = f"{name}: tau of {rows} rows falls afterwards"
                 said.append(Claim("6.3", text, tau[:, first.shape[1] - 1] - tau[:, -1]))
+        tau = np.asarray(path["tau_many"], np.float64)
+        text = f"{name}: tau of many rows ends below half of its first"
+        said.append(Claim("6.3", text, tau[:, 0] / 2 - tau[:, -1]))
         apart = path["tau_few"][:, -1] - path["tau_many"][:, -1]
         said.append(Claim("6.3", f"{name}: tau of few rows > of many, end", apart))
     return said
