@@ -23,7 +23,13 @@ from rich.console import Console
 from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import pao_fed
 from fedjax_core.datasets import calcofi, streams
-from fedjax_core.experiments.report import panels, save, tabulate, write_page
+from fedjax_core.experiments.report import (
+    decibels,
+    panels,
+    save,
+    tabulate,
+    write_page,
+)
 from fedjax_core.networks.run import run
 from fedjax_core.networks.streaming import World, featurise, held_out_error
 from fedjax_core.networks.theory.partial_sharing import largest_step_sizes
@@ -243,11 +249,6 @@ REFERENCE = {
     "long delays": {"U1": -8.98, "C2": -9.38},
     "rare and late": {"U1": -7.32, "Online-FedSGD": -7.39, "C2": -7.73},
 }  # fmt: skip
-
-
-def decibels(values: np.ndarray) -> np.ndarray:
-    """10 log10."""
-    return 10 * np.log10(values)
 
 
 def tune(

@@ -210,6 +210,11 @@ def band(
     axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
+def decibels(values: Any) -> np.ndarray:
+    """10 log10."""
+    return 10 * np.log10(values)
+
+
 def save(figure: Any, path: Path, console: Console) -> None:
     """Writes a figure and says where."""
     write(figure, path)
