@@ -45,6 +45,8 @@ summaries = jax.jit(
         "gini": metrics.gini(values, counts),
         "lowest": metrics.lowest_decile(values, counts),
         "highest": metrics.highest_decile(values, counts),
+        "gap": metrics.parity_gap(values, counts),
+        "weighted": metrics.weighted_mean(values, counts),
     }
 )
 
@@ -178,7 +180,9 @@ def test_client_summaries_are_those_of_numpy(clients):
         "gini": differences / (2 * clients**2 * values.mean()),
         "lowest": np.average(values[low], weights=counts[low]),
         "highest": np.average(values[high], weights=counts[high]),
+        "weighted": np.average(values, weights=counts),
     }
+    expected["gap"] = expected["highest"] - expected["lowest"]
     for name, value in expected.items():
         np.testing.assert_allclose(out[name], value, 1e-5, 1e-6, err_msg=name)
 
