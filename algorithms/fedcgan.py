@@ -20,6 +20,7 @@ References:
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_core import check, generated
@@ -58,11 +59,12 @@ def gan_loss(networks: ConditionalGAN, num_classes: int) -> LossFn:
         z = jax.random.normal(of_z, (len(x), networks.latent), x.dtype)
         wanted = jax.random.randint(of_y, y.shape, 0, num_classes)
         made = networks.generate(generator, z, wanted)
-        source, kind = networks.judge(discriminator, x)
-        seen, seen_kind = networks.judge(discriminator, jax.lax.stop_gradient(made))
+        fixed = jax.lax.stop_gradient(made)
+        source, kind = networks.judge(discriminator, jnp.concatenate([x, fixed]))
+        (real, seen), (real_kind, seen_kind) = jnp.split(source, 2), jnp.split(kind, 2)
         fooled, fooled_kind = networks.judge(jax.lax.stop_gradient(discriminator), made)
-        told = jax.nn.softplus(-source) + jax.nn.softplus(seen)
-        told += classify(kind, y) + classify(seen_kind, wanted)
+        told = jax.nn.softplus(-real) + jax.nn.softplus(seen)
+        told += classify(real_kind, y) + classify(seen_kind, wanted)
         return told + jax.nn.softplus(-fooled) + classify(fooled_kind, wanted)
 
     return loss

@@ -16,6 +16,7 @@ References:
   UNIST 2024, chapter IV.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -26,10 +27,51 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import along_rows
+from fedjax_core.models.generative import Classifier
 from fedjax_core.reduce import Reduction, monoid
-from fedjax_core.types import Key
+from fedjax_core.types import Batch, Key, LossFn, Params
 
 Range: TypeAlias = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chains:
+    r"""Hyper-parameters of energies, of clients' chains and of the server's.
+
+    Attributes:
+      chain_steps: of a client's chain in a local step.
+      chain_step_size: :math:`\gamma` of it.
+      chain_noise: :math:`\sigma` of it.
+      rounds: T, of the schedule of :math:`\beta_t`; later ones are like the last.
+      first_step: :math:`\beta_0` of the server's chain.
+      last_step: :math:`\beta_{T-1}`.
+      schedule: form of :math:`\beta_t`, see `step_sizes`.
+      noise: :math:`\delta` of the server's chain.
+      kind: energy of sample and label, "joint", or of the sample alone, "marginal".
+      within: range that samples are clipped to, by clients and by the server.
+      gradient_within: range of the entries of energies' gradients.
+    """
+
+    chain_steps: int = 1
+    chain_step_size: float = 1.0
+    chain_noise: float = 0.01
+    rounds: int = 500
+    first_step: float = 10.0
+    last_step: float = 0.01
+    schedule: Literal["ddpm", "half"] = "ddpm"
+    noise: float = 0.01
+    kind: Literal["joint", "marginal"] = "joint"
+    within: Range | None = None
+    gradient_within: Range | None = None
+
+    def __post_init__(self):
+        check.positive_int(chain_steps=self.chain_steps, rounds=self.rounds)
+        check.non_negative(
+            chain_step_size=self.chain_step_size, chain_noise=self.chain_noise,
+            first_step=self.first_step, last_step=self.last_step, noise=self.noise,
+        )  # fmt: skip
+        check.one_of(("ddpm", "half"), schedule=self.schedule)
+        check.one_of(("joint", "marginal"), kind=self.kind)
 
 
 def energy(
@@ -87,6 +129,57 @@ class Says(NamedTuple):
     gradient: jax.Array  # [M, ...], of E
 
 
+def says(
+    chains: Chains, classifier: Classifier, params: Params, x: jax.Array, y: jax.Array
+) -> Says:
+    """Minus the energies of samples ``[M, ...]`` with labels, and clipped gradients."""
+
+    def total(x):
+        of_each = energy(classifier.logits(params, x), y, chains.kind)
+        return of_each.sum(), of_each
+
+    gradient, of_each = jax.grad(total, has_aux=True)(x)
+    return Says(-of_each, clipped(gradient, chains.gradient_within))
+
+
+def contrast(
+    kind: Literal["joint", "marginal"],
+    classifier: Classifier,
+    chain: jax.Array,
+    replayed: jax.Array,
+    y: jax.Array,
+    replay: ArrayLike,
+) -> LossFn:
+    r"""Contrastive divergence and cross-entropy, by real example.
+
+    .. math::
+
+      E(x, y) - E(\check x, y') + H(f(x), y) + \lambda H(f(x'), y'),
+
+
+    Args:
+      kind: of the energy E.
+      classifier: f.
+      chain: :math:`\check x`, ``[B, ...]``, where a chain has brought samples.
+      replayed: x', as many.
+      y: their labels, ``[B]``.
+      replay: :math:`\lambda`.
+    """
+    cross_entropy = optax.losses.softmax_cross_entropy_with_integer_labels
+
+    def loss(params: Params, batch: Batch, key: Key) -> jax.Array:
+        del key
+        many = len(batch["x"])
+        x = jnp.concatenate([batch["x"], chain, replayed])  # one pass, not three
+        of_all = classifier.logits(params, x)
+        of_real, of_chain, again = jnp.split(of_all, [many, many + len(chain)])
+        real = energy(of_real, batch["y"], kind) + cross_entropy(of_real, batch["y"])
+        made = energy(of_chain, y, kind).mean()
+        return real - made + replay * cross_entropy(again, y).mean()
+
+    return loss
+
+
 class _Sum(NamedTuple):
     largest: jax.Array  # [M], what exponents are relative to
     weight: jax.Array  # [M]
@@ -141,7 +234,7 @@ def _wide(x: jax.Array) -> jnp.dtype:
 
 
 def step_sizes(
-    first: float, last: float, rounds: int, form: Literal["ddpm", "half"] = "ddpm"
+    first: ArrayLike, last: ArrayLike, rounds: int, form: Literal["ddpm", "half"]
 ) -> optax.Schedule:
     r"""Step sizes of the server's chain by round, from `first` to `last`, falling.
 
@@ -154,9 +247,6 @@ def step_sizes(
       Nichol and Dhariwal, "Improved Denoising Diffusion Probabilistic Models", ICML
       2021, equation 17.
     """
-    check.non_negative(first=first, last=last)
-    check.positive_int(rounds=rounds)
-    check.one_of(("ddpm", "half"), form=form)
 
     def kept(t):
         return jnp.square(jnp.cos((t / rounds + 0.008) / 1.008 * jnp.pi / 2))

@@ -14,6 +14,7 @@ References:
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,16 @@ from fedjax_core import check, random, server
 from fedjax_core.models.generative import Classifier as Classifier
 from fedjax_core.models.generative import ConditionalGAN as ConditionalGAN
 from fedjax_core.models.generative import ConditionalVAE as ConditionalVAE
-from fedjax_core.types import Algorithm, Batch, Key, LocalWork, LossFn, Params
+from fedjax_core.types import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Key,
+    LocalWork,
+    LossFn,
+    Metrics,
+    Params,
+)
 
 Samples = Callable[[Params], jax.Array]
 """``params -> x [M, ...]``, examples of a generator, class by class."""
@@ -99,15 +109,17 @@ def cross_entropy(classifier: Classifier) -> LossFn:
     return loss
 
 
-def learner(config: Config, classifier: Classifier) -> Callable[[jax.Array], Params]:
-    """``x [M, ...] -> params`` of a classifier trained on these alone.
+def learner(
+    config: Config, classifier: Classifier
+) -> Callable[[jax.Array, jax.Array], Params]:
+    """``(x [M, ...], seed []) -> params`` of a classifier trained on x alone.
 
-    It starts from the same parameters whatever it is given, and sees examples in the
-    same order: what differs between its results is what was made.
+    Of one seed it starts from the same parameters whatever it is given, and sees
+    examples in the same order: what differs between its results is what was made.
     """
 
-    def learn(x: jax.Array) -> Params:
-        key = random.seed_key(0)
+    def learn(x: jax.Array, seed: jax.Array) -> Params:
+        key = random.seed_key(seed)
         examples = {"x": x, "y": balanced_labels(len(x), config.num_classes)}
         return server.fit(
             cross_entropy(classifier),
@@ -119,6 +131,11 @@ def learner(config: Config, classifier: Classifier) -> Callable[[jax.Array], Par
         )[0]
 
     return learn
+
+
+def fit_seed(key: Key) -> jax.Array:
+    """The seed of the server's classifier after a round with this key; ``[]``."""
+    return jax.random.bits(random.stream(key, "learner"))
 
 
 def drawn(
@@ -143,6 +160,14 @@ def drawn(
     return draw
 
 
+class Averaged(NamedTuple):
+    """What survives a round of `averaged`."""
+
+    params: Params
+    others: Any  # the rest of FedAvg's state
+    seed: jax.Array  # [] uint32, of the server's classifier
+
+
 def averaged(
     algorithm: Algorithm,
     name: str,
@@ -152,11 +177,25 @@ def averaged(
 ) -> Algorithm:
     """FedAvg of a generator, whose examples alone the evaluated classifier has seen."""
     learn = learner(config, classifier)
+
+    def split(state: Any, seed: jax.Array) -> Averaged:
+        return Averaged(state.params, state._replace(params=()), seed)
+
+    def init(params: Params, num_clients: int) -> Averaged:
+        return split(algorithm.init(params, num_clients), jnp.uint32(0))
+
+    def round(state: Averaged, cohort: Cohort, key: Key) -> tuple[Averaged, Metrics]:
+        before = state.others._replace(params=state.params)
+        after, metrics = algorithm.round(before, cohort, key)
+        return split(after, fit_seed(key)), metrics
+
     return dataclasses.replace(
         algorithm,
         name=name,
         config=config,
-        model=lambda state: learn(draw(state.params)),
+        init=init,
+        round=round,
+        model=lambda state: learn(draw(state.params), state.seed),
     )
 
 

@@ -17,7 +17,7 @@ def stream(key: Key, name: str) -> Key:
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def seed_key(seed: int) -> Key:
+def seed_key(seed: int | jax.Array) -> Key:
     """Returns the root key of a run."""
     # Whatever jax_default_prng_impl says: with other generators ("rbg") a draw depends
     # on how many clients run side by side.

@@ -45,7 +45,7 @@ class ConditionalGAN(NamedTuple):
       latent: length of z.
       generate: ``(generator, z [B, latent], y [B]) -> x [B, ...]``.
       judge: ``(discriminator, x) -> ([B], [B, K])``, the logit of being real, and those
-        of classes.
+        of classes; rows don't mix.
     """
 
     init: Callable[[Key], Params]

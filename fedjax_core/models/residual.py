@@ -61,7 +61,7 @@ class SpectralDense(nn.Module):
     """
 
     features: int
-    iterations: int = 15
+    doublings: int = 5  # power iteration takes 2 to this many steps
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -71,12 +71,14 @@ class SpectralDense(nn.Module):
         kernel = self.param("kernel", glorot, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         fixed = jax.lax.stop_gradient(kernel)
-        gram, u = fixed @ fixed.T, jnp.ones(self.features, kernel.dtype)
-        for _ in range(self.iterations):
-            u = gram @ u
-            u = u / jnp.linalg.norm(u)
-        v = u @ fixed
-        norm = u @ kernel @ (v / jnp.linalg.norm(v))
+        power = fixed @ fixed.T
+        for _ in range(self.doublings):
+            power = power / jnp.trace(power)
+            power = power @ power
+        v = power.sum(0) @ fixed
+        v = v / jnp.linalg.norm(v)
+        u = fixed @ v
+        norm = u @ kernel @ v / jnp.linalg.norm(u)
         return x @ (kernel / norm).T + bias[None]
 
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from tests.algorithms.generators import LATENT, SOFTMAX, K, linear_gan
 from tests.algorithms.softmax_rounds import COHORTS, EXAMPLES, rounds
+from tests.algorithms.softmax_rounds import KEY as ROUND_KEY
 
 from fedjax_core import LocalWork, models
 from fedjax_core.algorithms import fedcgan
+from fedjax_core.generated import fit_seed
 
 GAN, KEY = linear_gan(), jax.random.key(4)
 PARAMS = GAN.init(KEY)
@@ -78,6 +80,7 @@ def test_both_networks_are_averaged_and_samples_are_drawn_by_class():
     still = jax.tree.map(np.zeros_like, state.params["generator"])
     only = draw({"generator": {**still, "y": state.params["generator"]["y"]}})
     np.testing.assert_allclose(only, state.params["generator"]["y"].repeat(2, 0))
+    assert state.seed == fit_seed(ROUND_KEY) != 0
     learnt = jax.jit(algorithm.model)(state)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(learnt))
 

@@ -26,6 +26,7 @@ from tests.reference import softmax_gradient, visits
 
 from fedjax_core import LocalWork, models, plan_round
 from fedjax_core.algorithms import fedevg
+from fedjax_core.generated import fit_seed
 from fedjax_core.types import Turn
 
 M, K, D = 6, 3, 3
@@ -270,6 +271,16 @@ def test_what_is_evaluated_has_learnt_from_samples_alone():
     np.testing.assert_array_equal(learnt["w"], again["w"], "the same of the same")
 
 
+def test_the_servers_classifier_is_another_in_every_run():
+    algorithm = method()
+    cohort = plan_round(COHORTS[0], TRAIN, algorithm.work, seed=3, round=0)
+    step = jax.jit(algorithm.round)
+    start, keys = algorithm.init(SAMPLES, N), jax.random.split(KEY)
+    seeds = [int(step(start, cohort, key)[0].seed) for key in keys]
+    assert seeds == [int(fit_seed(key)) for key in keys]
+    assert len({0, *seeds}) == 3
+
+
 def test_what_is_wrong_is_named():
     with pytest.raises(ValueError, match="num_samples must be a positive multiple of"):
         method().init(SAMPLES[:4], N)
@@ -279,5 +290,5 @@ def test_what_is_wrong_is_named():
         fedevg.Config(replay=-1)
     with pytest.raises(ValueError, match="chain_noise must be >= 0 and finite, got"):
         fedevg.Config(chain_noise=-0.1)
-    with pytest.raises(ValueError, match="last must be >= 0 and finite, got -1"):
+    with pytest.raises(ValueError, match="last_step must be >= 0 and finite, got -1"):
         fedevg.Config(last_step=-1)

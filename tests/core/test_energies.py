@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from fedjax_core import Packed, plan_round
-from fedjax_core.energies import Says, energy, langevin, mixture, step_sizes
+from fedjax_core.energies import (
+    Chains,
+    Says,
+    energy,
+    langevin,
+    mixture,
+    step_sizes,
+)
 from fedjax_core.map import map_clients
 from fedjax_core.types import ClientProgram, LocalWork
 
@@ -161,8 +168,8 @@ def test_step_sizes_have_the_ends_and_the_shape_of_both_readings():
     assert float(ddpm(499)) == pytest.approx(0.01, abs=1e-4)
 
 
-def test_impossible_schedules_are_refused():
-    with pytest.raises(ValueError, match="last must be >= 0 and finite, got -1"):
-        step_sizes(1.0, -1.0, 10)
-    with pytest.raises(ValueError, match="form must be one of 'ddpm', 'half', got 'c"):
-        step_sizes(1.0, 0.1, 10, "cosine")  # type: ignore[arg-type]
+def test_impossible_chains_are_refused():
+    with pytest.raises(ValueError, match="last_step must be >= 0 and finite, got -1"):
+        Chains(last_step=-1.0)
+    with pytest.raises(ValueError, match="schedule must be one of 'ddpm', 'half', got"):
+        Chains(schedule="cosine")  # type: ignore[arg-type]

@@ -1,9 +1,19 @@
 """Labels, Fréchet distances against closed forms, and attacks that must (not) work."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.generated import balanced_labels, frechet_distance, membership_auroc
+from fedjax_core import LocalWork
+from fedjax_core.generated import (
+    Classifier,
+    Config,
+    balanced_labels,
+    frechet_distance,
+    learner,
+    membership_auroc,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -21,6 +31,23 @@ def test_labels_come_class_by_class_as_often_each():
     for wrong in (0, 5):
         with pytest.raises(ValueError, match="num_samples must be a positive multiple"):
             balanced_labels(wrong, 3)
+
+
+def test_a_learner_sees_examples_alone_and_repeats_itself_of_one_seed():
+    k, sizes = 3, (3, 3)
+    linear = Classifier(
+        lambda key: {"w": jax.random.normal(key, sizes)}, lambda p, x: x @ p["w"]
+    )
+    work = LocalWork(batch_size=4, epochs=20)
+    config = Config(num_classes=k, fit_lr=0.3, fit_work=work)
+    learn = jax.jit(learner(config, linear))
+    x, y = jnp.eye(k).repeat(4, 0), np.repeat(np.arange(k), 4)
+    for examples, labels in ((x, y), (x[:, ::-1], y)):
+        learnt = [learn(examples, jnp.uint32(seed))["w"] for seed in (1, 1, 2)]
+        for w in learnt:
+            np.testing.assert_array_equal(np.argmax(examples @ w, 1), labels)
+        np.testing.assert_array_equal(learnt[0], learnt[1])
+        assert (learnt[0] != learnt[2]).all()
 
 
 def test_frechet_distances_of_isotropic_normals_are_as_known():
