@@ -191,4 +191,5 @@ def make(
             init_bytes(plugs.client)(params) + 2 * num_bytes(nothing)
         ),
         parts=plugs.names | {"reduce": reduce.name},
+        needs=distillation.needs(config.num_classes),
     )

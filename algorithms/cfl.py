@@ -149,6 +149,11 @@ def make(
     local = in_cluster(program(loss_fn, optimizer), secret)
     client = with_transform(remembering(local), transform)
 
+    def needs(model, data):
+        del model
+        if "cluster" in data.public:
+            check.rows(data.num_clients, cluster=data.public["cluster"])
+
     def init(params, num_clients):
         key = secret.init(trained(params))
         hidden = with_trained(params, secret.apply(key, trained(params)))
@@ -233,4 +238,5 @@ def make(
             num_bytes(params) + init_bytes(optimizer, transform)(params)
         ),
         parts={"secret": secret.name, "transform": transform.name},
+        needs=needs,
     )

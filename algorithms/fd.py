@@ -145,4 +145,5 @@ def make(
             init_bytes(plugs.client)(params) + 4 * n * config.num_classes
         ),
         parts=plugs.names | {"reduce": reduce.name},
+        needs=distillation.needs(config.num_classes),
     )

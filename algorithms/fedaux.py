@@ -185,6 +185,22 @@ def make_mixed(
 
     clients = list(map(client, losses, parts))
 
+    def needs(model, data):
+        distillation.needs(config.num_classes)(model, data)
+        check.one_of(data.public, scores=config.scores)
+        scores = np.asarray(data.public[config.scores])
+        check.rows(data.num_clients, scores=scores)
+        if scores.shape[1:] != (n := len(data.public["x"]),) or not (scores > 0).all():
+            raise ValueError(
+                f"scores must be > 0 for each of {n} public inputs, got shape "
+                f"{scores.shape} and a least one of {scores.min()}."
+            )
+        if len(clients) > 1:
+            of = np.asarray(data.public["prototype"])
+            check.rows(data.num_clients, prototype=of)
+            least, most = int(of.min()), int(of.max())
+            check.in_range(0, len(clients) - 1, prototype=least, prototypes=most)
+
     def round(state, cohort, key):
         inputs, prototypes = public_inputs(cohort), range(len(clients))
         check.one_of(cohort.public, scores=config.scores)
@@ -230,4 +246,5 @@ def make_mixed(
         round=round,
         client_bytes=lambda params: max(map(init_bytes(parts[0].client), params)),
         parts=parts[0].names,
+        needs=needs,
     )

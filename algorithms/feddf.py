@@ -151,4 +151,5 @@ def make(
             init_bytes(plugs.client)(params) + num_bytes(params)
         ),
         parts=plugs.names,
+        needs=distillation.needs(config.num_classes),
     )

@@ -205,4 +205,5 @@ def make(
             2 * num_bytes(params) + init_bytes(plugs.client)(params)
         ),
         parts=plugs.names | {"reduce": reduce.name},
+        needs=distillation.needs(config.num_classes),
     )

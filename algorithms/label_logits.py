@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
+from fedjax_core import check, distillation
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.distillation import LogitsFn, ensemble, logits_of_loss, soft_loss
 from fedjax_core.local import init_bytes, local_sgd
@@ -182,4 +182,5 @@ def make(
             2 * num_bytes(params) + init_bytes(client_opt)(params)
         ),
         parts={"client_optimizer": "custom" if client_optimizer else "sgd"},
+        needs=distillation.needs(config.num_classes),
     )

@@ -73,6 +73,19 @@ def each_non_negative(of: str, **arrays: Any) -> None:
             )
 
 
+def rows(num_clients: int, **tables: Any) -> None:
+    """Raises ValueError unless every array has one row per client.
+
+    A row past the end would be read as the last one in a compiled program.
+    """
+    for name, table in tables.items():
+        if np.ndim(table) < 1 or len(table) != num_clients:
+            raise ValueError(
+                f"{name} must have a row for each of {num_clients} clients, got shape "
+                f"{np.shape(table)}."
+            )
+
+
 def in_range(low: float, high: float, **values: Any) -> None:
     """Raises ValueError unless every value lies in the closed interval [low, high]."""
     for name, value in _known(values):

@@ -77,6 +77,20 @@ class Config:
         check.instance(LocalWork, public_work=self.public_work)
 
 
+def needs(num_classes: int) -> Callable[[Model, Any], None]:
+    """What methods with labels of so many classes need, as `Algorithm.needs`."""
+
+    def check_classes(model: Model, data: Any) -> None:
+        del data
+        own = model.ids["y"].num if "y" in model.ids else num_classes
+        if own != num_classes:
+            raise ValueError(
+                f"num_classes must be that of the model, {own}, got {num_classes}."
+            )
+
+    return check_classes
+
+
 Examples = Mapping[str, ArrayLike]
 """Inputs of the public set, leaves ``[n, ...]``: what a loss reads besides "y"."""
 

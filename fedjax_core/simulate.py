@@ -182,6 +182,7 @@ def _checked(
         check.one_of(("train", "test", "validation"), eval_splits=split)
     check_trainable(data.train, algorithm.work)
     check_ids(model.ids, data)
+    algorithm.needs(model, data)
     if (cohort_size is None) == (participation is None):
         raise ValueError(
             "exactly one of cohort_size and participation must be given, got "

@@ -263,6 +263,8 @@ class Algorithm:
         besides its model, gradient, update and activations: optimiser state, a second
         model, logits. It decides how many clients fit side by side.
       parts: what it was built from besides `config`, by name, recorded as well.
+      needs: ``(model, data) -> None``, raises ValueError before the first round where
+        they are not what the method is for.
     """
 
     name: str
@@ -274,3 +276,4 @@ class Algorithm:
     own_models: Callable[[Any, PyTree], Mapping[str, Params]] | None = None
     client_bytes: Callable[[Params], int] = lambda params: 0
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: Callable[[Any, Any], None] = lambda model, data: None

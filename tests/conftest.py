@@ -1,5 +1,6 @@
 """Eight host devices, strict promotion, and the function fixtures tests share."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -12,6 +13,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# Programs need not say where their operations were written.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import jax
 import pytest
@@ -22,13 +25,23 @@ from fedjax_core import use_host_devices
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-# These take a third off compiling. XLA ends a process that gives it a flag it does not
+# These take half off compiling. XLA ends a process that gives it a flag it does not
 # know, so only versions that have them get them.
 # `.ci/run` runs an experiment without.
 if "XLA_FLAGS" not in os.environ and version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] = (
         "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+        " --xla_cpu_parallel_codegen_split_count=1"
     )
+
+# Tracing makes so many objects that the default looks through all of them, of every
+# library, again and again: a tenth of the time.
+gc.set_threshold(100_000, 20, 100)
+
+
+def pytest_collection_finish(session):
+    gc.freeze()
+
 
 # Before anything touches jax. Tests of one device pass an Execution without mesh.
 use_host_devices(8)

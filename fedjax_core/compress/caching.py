@@ -20,7 +20,7 @@ from jax import lax
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.metrics import Bits
-from fedjax_core.types import Algorithm, Params
+from fedjax_core.types import Algorithm, Params, trained
 
 
 class Downloads(NamedTuple):
@@ -54,8 +54,9 @@ def with_cache(
       algorithm: a method whose server sends one message in a round.
       tau_max: how many messages the server keeps.
       message: state of the method after a round -> bits of what the server sent.
-      catching_up: ``(recent [tau_max], coordinates of the model) -> [tau_max]``, bits
-        of the last 1, 2, ... messages. A download is never larger than the model.
+      catching_up: ``(recent [tau_max], coordinates of a step) -> [tau_max]``, bits of
+        the last 1, 2, ... messages. Running statistics come beside them, the newest
+        alone. A download is never larger than the model.
     """
     check.positive_int(tau_max=tau_max)
 
@@ -73,10 +74,13 @@ def with_cache(
         recent, sent, last_sync = state.downloads
         there = cohort.client_mask
         missed = jnp.where(there, sent - last_sync[cohort.client_id], 0)
-        size = sum(x.size for x in jax.tree.leaves(state.params))
+        weights = trained(state.params)
+        size = sum(x.size for x in jax.tree.leaves(weights))
         costs = catching_up(recent, size)
         cost = jax.tree.map(lambda x: x[jnp.clip(missed - 1, 0, tau_max - 1)], costs)
-        dense = Bits.of(8 * num_bytes(state.params))
+        whole = 8 * num_bytes(state.params)
+        cost = cost + Bits.of(whole - 8 * num_bytes(weights))
+        dense = Bits.of(whole)
         dense = jax.tree.map(lambda x: jnp.broadcast_to(x, missed.shape), dense)
         cost = cost.minimum(dense) * (missed <= tau_max) + dense * (missed > tau_max)
         metrics["downlink_bytes"] = (cost * (missed > 0)).sum().as_bytes()

@@ -39,7 +39,8 @@ def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
       key: of the ties.
 
     Returns:
-      ``[..., K]`` in the dtype of `p`, float32 or wider.
+      ``[..., K]`` in the dtype of `p`, float32 or wider. What is no probability
+      vector, its sum off by more than 1e-3, becomes NaN.
 
     Raises:
       ValueError: bits out of range, K < 2.
@@ -48,11 +49,14 @@ def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
     levels, p = 2**bits - 1, wide(p)
     if p.shape[-1] < 2:
         raise ValueError(f"p must be of at least 2 classes, got shape {p.shape}.")
+    fine = (p >= 0).all(-1, keepdims=True) & (abs(p.sum(-1, keepdims=True) - 1) < 1e-3)
+    p = jnp.where(fine, p, jnp.nan)
     ties = jax.random.uniform(key, p.shape)
     if bits == 1:
         best = p == p.max(-1, keepdims=True)
         chosen = jnp.where(best, ties, -1).argmax(-1)
-        return jax.nn.one_hot(chosen, p.shape[-1], dtype=p.dtype)
+        votes = jax.nn.one_hot(chosen, p.shape[-1], dtype=p.dtype)
+        return jnp.where(fine, votes, jnp.nan)
     scaled = levels * p
     # Numbers that rounding took just below whole ones count as whole.
     whole = jnp.floor(scaled + (1e-6 + levels * 2.0**-22))
@@ -61,7 +65,9 @@ def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
     # for each of its uses in another way each time, and sums would not add up.
     _, _, whole, place = lax.sort((whole - scaled, ties, whole, at), num_keys=2)
     missing = levels - whole.sum(-1, keepdims=True)
-    whole = whole + (at < missing)
+    # Too many of many classes may count as whole: in the order, those that were rounded
+    # up the most come last.
+    whole = whole + (at < missing) - (at >= p.shape[-1] + missing)
     return lax.sort((place, whole), num_keys=1)[1] / levels
 
 

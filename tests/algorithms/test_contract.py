@@ -1,7 +1,9 @@
 """What holds for every method, whatever it does; a new one is a line in METHODS."""
 
 import dataclasses
+import pkgutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import chex
@@ -17,6 +19,7 @@ from fedjax_core import (
     Execution,
     LocalWork,
     Packed,
+    algorithms,
     client_mesh,
     clip,
     gaussian_mean,
@@ -56,79 +59,74 @@ from fedjax_core.algorithms import (
 )
 from fedjax_core.metrics import Bits
 from fedjax_core.plan import Capacity, Draft
+from fedjax_core.sweep import numbers, with_numbers
 
-FEDAVG = fedavg.Config(work=LocalWork(batch_size=4, epochs=2))
-SCAFFOLD = scaffold.Config(work=LocalWork(batch_size=4, epochs=2))
 WORK = LocalWork(batch_size=4, epochs=2)
+FEDAVG = fedavg.Config(work=WORK)
+SCAFFOLD = scaffold.Config(work=WORK)
+PRIVATE: dict[str, Any] = {"transform": clip(0.3), "reduce": gaussian_mean(0.5, 4)}
 TEACH: dict[str, Any] = {"num_classes": 3, "distil_lr": 0.05, "work": WORK}
-METHODS: dict[str, Callable[..., Algorithm]] = {
-    "fedavg": lambda loss: fedavg.make(FEDAVG, loss),
-    "fedavg, top-k, Adam on the server": lambda loss: fedavg.make(
-        FEDAVG, loss, transform=top_k(0.3), server_optimizer=optax.adam(0.1)
+METHODS: dict[str, tuple[Callable[..., Algorithm], Any]] = {
+    "fedavg": (fedavg.make, FEDAVG),
+    "fedavg, top-k, Adam on the server": (
+        partial(fedavg.make, transform=top_k(0.3), server_optimizer=optax.adam(0.1)),
+        FEDAVG,
     ),
-    "fedavg, trimmed mean": lambda loss: fedavg.make(
-        FEDAVG, loss, reduce=trimmed_mean(0.4)
+    "fedavg, trimmed mean": (partial(fedavg.make, reduce=trimmed_mean(0.4)), FEDAVG),
+    "fedavg, clipped and noisy": (partial(fedavg.make, **PRIVATE), FEDAVG),
+    "scaffold": (scaffold.make, SCAFFOLD),
+    "scaffold, clipped and noisy": (partial(scaffold.make, **PRIVATE), SCAFFOLD),
+    "fedper": (fedper.make, fedper.Config(personal=("b",), work=WORK)),
+    "lg_fedavg, top-k": (
+        partial(lg_fedavg.make, transform=top_k(0.3)),
+        lg_fedavg.Config(shared=("b",), work=WORK),
     ),
-    "fedavg, clipped and noisy": lambda loss: fedavg.make(
-        FEDAVG, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
+    "fedrep": (fedrep.make, fedrep.Config(personal=("b",), head=1, work=WORK)),
+    "fine_tuning": (fine_tuning.make, fine_tuning.Config(work=WORK)),
+    "apfl": (apfl.make, apfl.Config(work=WORK)),
+    "pfedme": (pfedme.make, pfedme.Config(work=WORK)),
+    "ditto": (ditto.make, ditto.Config(work=WORK)),
+    "fedyogi": (fedopt.make, fedopt.Config(rule="yogi", work=WORK)),
+    "fedbuff": (fedbuff.make, fedbuff.Config(work=WORK)),
+    "fedsgd": (fedsgd.make, fedsgd.Config(batch_size=4)),
+    "fedprox": (fedprox.make, fedprox.Config(mu=0.5, work=WORK)),
+    "fednova, momentum": (
+        fednova.make,
+        fednova.Config(mu=0.5, momentum=0.9, work=WORK),
     ),
-    "scaffold": lambda loss: scaffold.make(SCAFFOLD, loss),
-    "scaffold, clipped and noisy": lambda loss: scaffold.make(
-        SCAFFOLD, loss, transform=clip(0.3), reduce=gaussian_mean(0.5, 4)
+    "feddyn": (feddyn.make, feddyn.Config(work=WORK)),
+    "mimelite, Adam": (
+        mimelite.make,
+        mimelite.Config(client_lr=0.02, beta2=0.9, tau=0.1, work=WORK),
     ),
-    "fedper": lambda loss: fedper.make(
-        fedper.Config(personal=("b",), work=FEDAVG.work), loss
+    "stc, momentum": (
+        stc.make,
+        stc.Config(momentum=0.9, sparsity_up=4, sparsity_down=4, work=WORK),
     ),
-    "lg_fedavg, top-k": lambda loss: lg_fedavg.make(
-        lg_fedavg.Config(shared=("b",), work=FEDAVG.work), loss, transform=top_k(0.3)
+    "signsgd": (signsgd.make, signsgd.Config(step_size=0.01, work=WORK)),
+    "qfedavg": (qfedavg.make, qfedavg.Config(q=2.0, work=WORK)),
+    "fd": (
+        fd.make,
+        fd.Config(num_public=7, distil_on="server", select="margin", **TEACH),
     ),
-    "fedrep": lambda loss: fedrep.make(
-        fedrep.Config(personal=("b",), head=1, work=FEDAVG.work), loss
+    "cfd": (cfd.make, cfd.Config(num_public=9, down_bits=32, delta=True, **TEACH)),
+    "feddf": (feddf.make, feddf.Config(**TEACH)),
+    "fedaux": (fedaux.make, fedaux.Config(**TEACH)),
+    "fedbe": (fedbe.make, fedbe.Config(num_models=3, **TEACH)),
+    "fedmd": (fedmd.make, fedmd.Config(num_public=9, **TEACH)),
+    "label_logits": (
+        label_logits.make,
+        label_logits.Config(num_classes=3, gamma=0.5, work=WORK),
     ),
-    "fine_tuning": lambda loss: fine_tuning.make(
-        fine_tuning.Config(work=FEDAVG.work), loss
+    "cfl, top-k": (
+        partial(cfl.make, transform=top_k(0.3)),
+        cfl.Config(max_clusters=3, work=WORK),
     ),
-    "apfl": lambda loss: apfl.make(apfl.Config(work=FEDAVG.work), loss),
-    "pfedme": lambda loss: pfedme.make(pfedme.Config(work=FEDAVG.work), loss),
-    "ditto": lambda loss: ditto.make(ditto.Config(work=FEDAVG.work), loss),
-    "fedyogi": lambda loss: fedopt.make(fedopt.Config(rule="yogi", work=WORK), loss),
-    "fedbuff": lambda loss: fedbuff.make(fedbuff.Config(work=WORK), loss),
-    "fedsgd": lambda loss: fedsgd.make(fedsgd.Config(batch_size=4), loss),
-    "fedprox": lambda loss: fedprox.make(fedprox.Config(mu=0.5, work=WORK), loss),
-    "fednova, momentum": lambda loss: fednova.make(
-        fednova.Config(mu=0.5, momentum=0.9, work=WORK), loss
+    "one_shot_clustering": (
+        one_shot_clustering.make,
+        one_shot_clustering.Config(num_clusters=2, work=WORK),
     ),
-    "feddyn": lambda loss: feddyn.make(feddyn.Config(work=WORK), loss),
-    "mimelite, Adam": lambda loss: mimelite.make(
-        mimelite.Config(client_lr=0.02, beta2=0.9, tau=0.1, work=WORK), loss
-    ),
-    "stc, momentum": lambda loss: stc.make(
-        stc.Config(momentum=0.9, sparsity_up=4, sparsity_down=4, work=WORK), loss
-    ),
-    "signsgd": lambda loss: signsgd.make(
-        signsgd.Config(step_size=0.01, work=WORK), loss
-    ),
-    "qfedavg": lambda loss: qfedavg.make(qfedavg.Config(q=2.0, work=WORK), loss),
-    "fd": lambda loss: fd.make(
-        fd.Config(num_public=7, distil_on="server", select="margin", **TEACH), loss
-    ),
-    "cfd": lambda loss: cfd.make(
-        cfd.Config(num_public=9, down_bits=32, delta=True, **TEACH), loss
-    ),
-    "feddf": lambda loss: feddf.make(feddf.Config(**TEACH), loss),
-    "fedaux": lambda loss: fedaux.make(fedaux.Config(**TEACH), loss),
-    "fedbe": lambda loss: fedbe.make(fedbe.Config(num_models=3, **TEACH), loss),
-    "fedmd": lambda loss: fedmd.make(fedmd.Config(num_public=9, **TEACH), loss),
-    "label_logits": lambda loss: label_logits.make(
-        label_logits.Config(num_classes=3, gamma=0.5, work=WORK), loss
-    ),
-    "cfl, top-k": lambda loss: cfl.make(
-        cfl.Config(max_clusters=3, work=WORK), loss, transform=top_k(0.3)
-    ),
-    "one_shot_clustering": lambda loss: one_shot_clustering.make(
-        one_shot_clustering.Config(num_clusters=2, work=WORK), loss
-    ),
-    "local only": lambda loss: local_only.make(local_only.Config(work=WORK), loss),
+    "local only": (local_only.make, local_only.Config(work=WORK)),
 }
 
 SIZES = [5, 1, 8, 0, 3, 6, 2, 9]
@@ -144,8 +142,13 @@ PLAIN = Execution()
 class Runner:
     """A method, compiled once, run on the same three cohorts again and again."""
 
-    def __init__(self, make):
-        self.algorithm = make(softmax_loss)
+    def __init__(self, make, config):
+        self.algorithm = make(config, softmax_loss)
+        self.numbers = numbers(config)
+        # Of another config, so that nothing is left of it but what is no number.
+        other = {k: 0.7 * v or 0.05 for k, v in self.numbers.items()}
+        other = with_numbers(config, other)
+        self.build = lambda values: make(with_numbers(other, values), softmax_loss)
         self.traces = 0
         self.round = jax.jit(self._counted)
         self.state = self.algorithm.init(PARAMS, len(SIZES))
@@ -179,9 +182,16 @@ class Runner:
         return state, kept
 
 
+def test_every_method_is_here():
+    modules = {m.name for m in pkgutil.iter_modules(algorithms.__path__) if not m.ispkg}
+    here = {type(config).__module__.rsplit(".", 1)[1] for _, config in METHODS.values()}
+    # Its only client is everybody pooled.
+    assert modules - here == {"centralised"}
+
+
 @pytest.fixture(scope="module", params=METHODS)
 def runner(request) -> Runner:
-    return Runner(METHODS[request.param])
+    return Runner(*METHODS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +204,7 @@ def without_slots(metrics):
 
 
 def stacked(trees):
-    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
 def assert_same(got, expected):
@@ -293,7 +303,7 @@ def test_one_trace_serves_every_round(runner, expected):
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "apfl"])
 def test_eager_blocks_of_3_equal_compiled_blocks_of_1(name):
-    runner, how = Runner(METHODS[name]), Execution(block_size=3)
+    runner, how = Runner(*METHODS[name]), Execution(block_size=3)
     eager, metrics = runner.algorithm.round(
         runner.state, runner.plan(COHORTS[0], 0, how), KEYS[0]
     )
@@ -301,8 +311,11 @@ def test_eager_blocks_of_3_equal_compiled_blocks_of_1(name):
     assert_same((eager, [metrics]), (compiled, [same]))
 
 
-def test_seeds_over_scanned_rounds_on_eight_devices_equal_loops_on_one(runner):
-    # Without padding, where the loops have it, and in blocks of two.
+def test_traced_numbers_seeds_and_scans_on_eight_devices_equal_loops_on_one(
+    runner,
+):
+    # Without padding, where the loops have it, and in blocks of two. The config's
+    # numbers are arguments: the round does not look at them, and has no others.
     how = Execution(block_size=2, mesh=client_mesh(jax.devices()[:8]))
     cohorts = [COHORTS, COHORTS[::-1]]
     starts = [
@@ -316,13 +329,19 @@ def test_seeds_over_scanned_rounds_on_eight_devices_equal_loops_on_one(runner):
         for c in cohorts
     ]
     assert all(p.client_mask.all() for p in plans)
-    got, metrics = jax.jit(
-        jax.vmap(
-            lambda state, plans: jax.lax.scan(
-                lambda s, xs: runner.algorithm.round(s, *xs), state, (plans, KEYS)
-            )
-        )
-    )(stacked(starts), stacked(plans))
+
+    def rounds(values, state, plans):
+        algorithm = runner.build(values)
+        return jax.lax.scan(lambda s, xs: algorithm.round(s, *xs), state, (plans, KEYS))
+
+    first = jax.eval_shape(
+        lambda values: runner.build(values).init(PARAMS, len(SIZES)), runner.numbers
+    )
+    chex.assert_trees_all_equal_shapes_and_dtypes(first, runner.state)
+    run = jax.jit(jax.vmap(rounds, (None, 0, 0)))
+    got, metrics = jax.tree.map(
+        np.asarray, run(runner.numbers, stacked(starts), stacked(plans))
+    )
     for s, start in enumerate(starts):
         state = jax.tree.map(lambda x, s=s: x[s], got)
         each = [
@@ -383,11 +402,12 @@ def test_noise_on_the_server_does_not_tell_who_took_part(name):
         return kept, metrics["idle"]
 
     def noise(ids):
-        cohort = Runner(lambda loss: NOISY[name](loss)).plan(ids, 0)
+        cohort = runner.plan(ids, 0)
         loud, silent = (step(jnp.float32(z), cohort) for z in (4.0, 0.0))
         assert not loud[1]
         return jax.tree.map(jnp.subtract, loud[0], silent[0])
 
+    runner = Runner(lambda config, loss: NOISY[name](loss), FEDAVG)
     step = jax.jit(after)
     empty, full = noise([]), noise([0, 1, 2, 5, 7])
     chex.assert_trees_all_close(empty, full, rtol=1e-4, atol=1e-6)

@@ -22,6 +22,7 @@ from tests.algorithms.softmax_rounds import (
     PARAMS,
     SIZES,
     START,
+    TRAIN,
     N,
     assert_close,
     combined,
@@ -30,7 +31,7 @@ from tests.algorithms.softmax_rounds import (
 )
 from tests.reference import softmax_loss
 
-from fedjax_core import FederatedData, Packed, models, pretrain, privacy
+from fedjax_core import FederatedData, Packed, models, pretrain, privacy, simulate
 from fedjax_core.algorithms import fedaux, fedavg, feddf
 
 RNG = np.random.default_rng(2)
@@ -137,6 +138,33 @@ def test_scores_that_are_not_there_are_named():
     algorithm = fedaux.make(other, softmax_loss)
     with pytest.raises(ValueError, match=r"scores must be one of .* got 'certainty'"):
         next(rounds(algorithm, public=OURS))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"scores": SCORES[:2]}, f"scores must have a row for each of {N} clients"),
+        (
+            {"scores": SCORES[:, :1]},
+            f"scores must be > 0 for each of {N_PUBLIC}",
+        ),
+        ({"scores": 0 * SCORES}, r"scores must be > 0 .* a least one of 0.0"),
+        ({"prototype": PROTOTYPE[:3]}, "prototype must have a row for each of"),
+        ({"prototype": PROTOTYPE + 1}, r"prototypes must be in \[0, 1\], got 2"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_tables_that_do_not_fit_are_named_before_the_first_round(wrong, message):
+    data = FederatedData(TRAIN, public=OURS | wrong)
+    with pytest.raises(ValueError, match=message):
+        MIXED.needs(models.logistic_regression(3, COMMON["num_classes"]), data)
+
+
+def test_a_model_of_other_classes_is_named():
+    data, model = FederatedData(TRAIN, public=OURS), models.logistic_regression(3, 4)
+    FEDAUX.needs(models.logistic_regression(3, COMMON["num_classes"]), data)
+    with pytest.raises(ValueError, match="num_classes must be that of the model, 4"):
+        simulate(FEDAUX, data, model, rounds=1, cohort_size=2)
 
 
 def test_preparation_scores_by_features():

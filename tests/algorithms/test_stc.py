@@ -37,6 +37,7 @@ from fedjax_core.compress import stc as ternary
 from fedjax_core.compress.caching import every_message, with_cache
 from fedjax_core.metrics import Bits
 from fedjax_core.transform import identity
+from fedjax_core.types import Stateful
 
 D, K = 12, 3
 CONFIG = stc.Config(
@@ -184,6 +185,32 @@ def test_without_compression_it_is_fedavg():
         assert metrics["uplink_bytes"] == MODEL_BYTES * clients
         # Everybody has the first model; afterwards it is never more than the model.
         assert metrics["downlink_bytes"] == (MODEL_BYTES * clients if t else 0)
+
+
+def test_running_statistics_are_downloaded_beside_the_messages():
+    """A model of twelve weights and 100 statistics: one message missed, and all."""
+    params = Stateful({"w": jnp.zeros(12)}, jnp.zeros(100))
+
+    def round(state, cohort, key):
+        return state, {}
+
+    plain = dataclasses.replace(
+        fedavg.make(fedavg.Config(), softmax_loss),
+        init=lambda params, n: fedavg.State(params, (), (), ()),
+        round=round,
+    )
+    cached = with_cache(plain, 2, lambda state: Bits.of(8 * 4), every_message)
+    cohort = plan_round([0], TRAIN, LocalWork(), seed=0, round=0)
+    state, down = cached.init(params, 2), []
+    for _ in range(2):
+        state, metrics = cached.round(state, cohort, KEY)
+        down.append(int(np.asarray(metrics["downlink_bytes"])))
+    late = plan_round([1], TRAIN, LocalWork(), seed=0, round=2)
+    for _ in range(2):
+        state, _ = cached.round(state, cohort, KEY)
+    _, metrics = cached.round(state, late, KEY)
+    down.append(int(np.asarray(metrics["downlink_bytes"])))
+    assert down == [0, 4 + 400, 448]
 
 
 def test_downloads_are_one_over_the_participation_times_uploads():

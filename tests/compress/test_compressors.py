@@ -78,6 +78,7 @@ def test_exactly_k_with_ties_to_the_lower_position(how):
             RNG.normal(size=d),
             RNG.integers(-2, 3, d),
             np.zeros(d),
+            np.where(RNG.integers(2, size=d), -0.0, 0.0),
             RNG.normal(size=d) * 10.0 ** RNG.integers(-42, 38, d),
         ):
             x = f32(x)

@@ -77,6 +77,20 @@ def test_many_levels_still_add_up(bits):
     np.testing.assert_array_equal(QUANTISE(q, bits, KEY), q)
 
 
+def test_many_classes_that_almost_count_as_whole_still_add_up():
+    p = np.full(1000, 64.99 / 65535)
+    p[-1] = 1 - p[:-1].sum()
+    q = QUANTISE(p.astype(np.float32), 16, KEY)
+    assert np.round(65535 * np.asarray(q)).sum() == 65535
+    assert np.abs(q - p).max() < 1.1 / 65535
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_what_is_no_probability_vector_is_no_silent_one(bits):
+    wrong = np.array([[np.nan, 0.3, 0.7], [-0.5, 0.8, 0.7], [5, 3, 2]], np.float32)
+    assert np.isnan(QUANTISE(wrong, bits, KEY)).any(-1).all()
+
+
 def test_ties_fall_to_each_class_alike():
     votes = QUANTISE(jnp.ones((3000, 3)) / 3, 1, KEY).sum(0)
     # Each count is within 4.5 standard deviations: false alarms below 1 in 40000.

@@ -1,8 +1,6 @@
 """Configs that differ in numbers share a program, and each is what `simulate` gives."""
 
 import dataclasses
-import importlib
-import pkgutil
 from typing import Any
 
 import jax
@@ -17,11 +15,10 @@ from fedjax_core import (
     Model,
     Packed,
     Result,
-    algorithms,
     clip,
     simulate,
 )
-from fedjax_core.algorithms import apfl, fedavg
+from fedjax_core.algorithms import apfl, centralised, fedavg
 from fedjax_core.driver import NonFiniteUpdateError
 from fedjax_core.sweep import numbers, same_but_numbers, sweep, with_numbers
 
@@ -37,19 +34,6 @@ MODEL = Model(
 RUN: dict[str, Any] = {"rounds": 4, "eval_every": 2, "cohort_size": 3, "seeds": (3, 5)}
 WORK = LocalWork(batch_size=4)
 PLAIN = fedavg.Config(work=WORK)
-METHODS = {
-    module.name: importlib.import_module(f"fedjax_core.algorithms.{module.name}")
-    for module in pkgutil.iter_modules(algorithms.__path__)
-    if not module.ispkg
-}
-REQUIRED: dict[str, Any] = {
-    "fedper": {"personal": ("b",)},
-    "fedrep": {"personal": ("b",), "head": 1, "work": LocalWork(epochs=2)},
-    "lg_fedavg": {"shared": ("b",)},
-    "one_shot_clustering": {"num_clusters": 2},
-    **{name: {"num_public": 5} for name in ("cfd", "fd", "fedmd")},
-}
-PUBLIC = {"x": EXAMPLES["x"][:5], "scores": np.ones((len(SIZES), 5), np.float32)}
 
 
 def averaging(config):
@@ -74,26 +58,19 @@ def assert_close(got, expected, rtol=1e-5):
         np.testing.assert_allclose(values(got)[name], value, rtol, 1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_takes_its_numbers_as_arguments(name, caplog):
-    module = METHODS[name]
-    config = module.Config(**REQUIRED.get(name, {}))
-    # Every number at once; 0, which many methods take for absent, too.
-    other = with_numbers(
-        config, {k: 0.7 * v or 0.05 for k, v in numbers(config).items()}
-    )
-    data = getattr(module, "pool", lambda data: data)(DATA)
-    data = dataclasses.replace(data, public=PUBLIC)
-    options: dict[str, Any] = RUN | {"seeds": 3, "eval_splits": ()}
-    options["cohort_size"] = min(3, data.num_clients)
+def test_the_pooled_population_takes_numbers_as_arguments(caplog):
+    # As every method's do, see tests/algorithms/test_contract.py.
+    configs = [centralised.Config(client_lr=lr, work=WORK) for lr in (0.1, 0.07)]
+    options: dict[str, Any] = RUN | {"cohort_size": 1, "seeds": 3, "eval_splits": ()}
+    data = centralised.pool(DATA)
 
     def make(config):
-        return module.make(config, MODEL.loss)
+        return centralised.make(config, MODEL.loss)
 
-    ends = results(sweep(make, [config, other], data, MODEL, **options))
+    ends = results(sweep(make, configs, data, MODEL, **options))
     assert not caplog.records
     assert [end.compilations for end in ends] == [1, 1]
-    alone = simulate(make(other), data, MODEL, progress=False, **options)
+    alone = simulate(make(configs[1]), data, MODEL, progress=False, **options)
     assert_close(ends[1], alone, rtol=1e-4)
     states = zip(*map(jax.tree.leaves, (ends[1].state, alone.state)), strict=True)
     for got, expected in states:

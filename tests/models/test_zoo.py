@@ -1,8 +1,8 @@
 """The larger networks: published sizes, and forward passes against plain NumPy."""
 
+import functools
 import itertools
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -112,10 +112,17 @@ def shapes_of(model):
     return jax.eval_shape(model.init, KEY)
 
 
+@functools.cache
+def made(make):
+    """A model of full size and the shapes of its parameters."""
+    model = make()
+    return model, shapes_of(model)
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_are_the_published_ones(name):
     make, added_up, published = SIZES[name]
-    leaves = jax.tree.leaves(trained(shapes_of(make())))
+    leaves = jax.tree.leaves(trained(made(make)[1]))
     assert sum(leaf.size for leaf in leaves) == added_up == published
 
 
@@ -135,16 +142,15 @@ IMAGES = {
     "kws_cnn": (models.kws_cnn, (32, 32, 1)),
     "vgg11_small": (models.vgg11_small, (32, 32, 3)),
     "resnet8": (models.resnet8, (32, 32, 3)),
-    "mobilenet_v2": (lambda: models.mobilenet_v2(norm="group"), (32, 32, 3)),
+    "mobilenet_v2": (models.mobilenet_v2, (32, 32, 3)),
 }
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_models_of_images_answer_per_example(name):
     make, shape = IMAGES[name]
-    model = make()
+    model, params = made(make)
     batch = {"x": jnp.zeros((4, *shape), jnp.uint8), "y": jnp.zeros(4, jnp.int32)}
-    params = shapes_of(model)
     losses = jax.eval_shape(model.loss, params, batch, KEY)
     if isinstance(params, Stateful):
         losses, stats = losses
@@ -380,7 +386,9 @@ def test_logits_are_those_of_plain_numpy(name, reference):
 def test_a_transformer_sees_no_later_token(tied):
     module = models.TransformerLM(7, 8, 2, 2, tied)
     x = tiny("transformer")[1]["x"][0]
-    logits = jax.jit(partial(module.apply, drawn(jax.eval_shape(module.init, KEY, x))))
+    logits = jax.jit(
+        functools.partial(module.apply, drawn(jax.eval_shape(module.init, KEY, x)))
+    )
     now, then = logits(x), logits(x.at[:, 3:].set(1))
     np.testing.assert_array_equal(now[:, :3], then[:, :3])
     assert not np.allclose(now[:, 3:], then[:, 3:])
