@@ -118,7 +118,8 @@ class Experiment:
       step: the first of zCDP-NFL, which falls with the root of the rounds.
       decay: zeta, by which the variance falls from message to message.
       delta: of the totals.
-      budgets: of the first message; curves are those of the last one.
+      budgets: of the first message.
+      shown: the one of them whose curves are drawn.
       num_seeds: runs with data of their own; fewer than five decide nothing.
       seed: of the network.
       figures: of "3.1", "3.2" and "3.3".
@@ -134,7 +135,8 @@ class Experiment:
     step: float = 4.0
     decay: float = 0.97
     delta: float = 1e-5
-    budgets: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
+    budgets: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    shown: float = 1e-2
     num_seeds: int = 20
     seed: int = 1
     figures: tuple[str, ...] = ("3.1", "3.2", "3.3")
@@ -146,6 +148,7 @@ class Experiment:
         )
         check.open_interval(0, 1, delta=self.delta)
         check_each(check.positive, budgets=self.budgets)
+        check.one_of(self.budgets, shown=self.shown)
         for figure in self.figures:
             check.one_of(FIGURES, figures=figure)
 
@@ -158,6 +161,7 @@ PRESETS = {
         rounds=40,
         decay=0.9,
         budgets=(1e-3, 1e-1),
+        shown=1e-1,
         num_seeds=5,
         figures=("3.3",),
     ),
@@ -236,7 +240,7 @@ def measure(experiment: Experiment, name: str, console: Console) -> list[Cell]:
 
 def errors(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Table:
     """Means and deviations over seeds, beside the reference where it is of the same."""
-    free = {"budgets", "num_seeds", "seed", "figures", "out"}
+    free = {"budgets", "shown", "num_seeds", "seed", "figures", "out"}
     comparable = all(
         value == getattr(PRESETS["default"], key)
         for key, value in vars(experiment).items()
@@ -292,7 +296,8 @@ def draw(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Any:
     methods = list(dict.fromkeys(cell.method for cell in cells))
     for method, color in zip(methods, COLORS, strict=False):
         own = [cell for cell in cells if cell.method == method]
-        curve = own[-1].result.series("normalised_error")
+        (shown,) = (cell for cell in own if cell.budget == experiment.shown)
+        curve = shown.result.series("normalised_error")
         for axes, x, values in (
             (left, curve[0], curve[1].T),
             (right, [cell.epsilon for cell in own], [cell.errors for cell in own]),
@@ -302,7 +307,7 @@ def draw(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Any:
             axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
     left.set(xlabel="round", ylabel="normalised error", yscale="log")
     right.set(xlabel="total epsilon", yscale="log", xscale="log")
-    left.set_title(f"{FIGURES[name].title}, first budget {experiment.budgets[-1]:g}")
+    left.set_title(f"{FIGURES[name].title}, first budget {experiment.shown:g}")
     right.set_title("after the last round, median and 10 to 90 %")
     left.legend(frameon=False)
     return figure

@@ -62,16 +62,17 @@ SATTLER = Map(
     + numbered("MET-{}", 1, 11),
     frozenset({"FW-7", "CMP-18", "CFL-18"}),
 )
-of_both = pytest.mark.parametrize("page", [NETWORKS, SATTLER], ids=str)
+GAUTHIER = Map("gauthier", numbered("S{:02d}", 1, 28), frozenset({"S10"}))
+of_all = pytest.mark.parametrize("page", [NETWORKS, SATTLER, GAUTHIER], ids=str)
 
 
-@of_both
+@of_all
 def test_every_system_once(page: Map) -> None:
     assert tuple(row[0] for row in page.rows) == page.idents
     assert all(len(row) == 5 and all(row) for row in page.rows)
 
 
-@of_both
+@of_all
 def test_systems_without_code_are_the_known_ones(page: Map) -> None:
     without = {row[0] for row in page.rows if row[3].startswith("no code")}
     assert without == page.no_code
@@ -81,7 +82,7 @@ def test_systems_without_code_are_the_known_ones(page: Map) -> None:
         assert bool(left) == (ident in page.no_code), (ident, left)
 
 
-@of_both
+@of_all
 def test_code_exists(page: Map) -> None:
     for ident, _, _, code, _ in page.rows:
         for path, names in NAMED.findall(code):
@@ -92,7 +93,7 @@ def test_code_exists(page: Map) -> None:
                 assert not name.startswith("_"), (ident, path, name)
 
 
-@of_both
+@of_all
 def test_tests_exist_and_use_the_code(page: Map) -> None:
     for ident, _, _, code, tests in page.rows:
         used = set()
@@ -106,16 +107,17 @@ def test_tests_exist_and_use_the_code(page: Map) -> None:
             assert used.intersection(path.split("/")), (ident, path)
 
 
-@of_both
+@of_all
 def test_tests_named_between_the_tables_exist(page: Map) -> None:
     for path, name in TESTS.findall(page.text):
         assert name in _parsed(path)[0], (path, name)
 
 
-def test_commands_of_the_thesis_exist() -> None:
-    commands = re.findall(r"`fedjax-core run (\w+)`", SATTLER.text)
-    assert len(commands) == len(set(commands)) == 5
-    for line in SATTLER.text.splitlines():
+@pytest.mark.parametrize(("page", "count"), [(SATTLER, 5), (GAUTHIER, 1)], ids=str)
+def test_commands_of_a_thesis_exist(page: Map, count: int) -> None:
+    commands = re.findall(r"`fedjax-core run (\w+)`", page.text)
+    assert len(commands) == len(set(commands)) == count
+    for line in page.text.splitlines():
         for command in re.findall(r"^\| `fedjax-core run (\w+)`", line):
             module = importlib.import_module(f"fedjax_core.experiments.{command}")
             presets = set(re.findall(r"`(\w+)`", line.split(" | ")[2]))

@@ -71,7 +71,7 @@ class Risk:
             )
 
 
-Draw = Callable[[Key], tuple[jax.Array, jax.Array, ArrayLike | None]]
+Draw = Callable[[Key], tuple[ArrayLike, ArrayLike, ArrayLike | None]]
 """``key -> (X [n, m, d], y [n, m], mask [n, m] or None)``, the data of a seed."""
 
 

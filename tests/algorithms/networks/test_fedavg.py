@@ -133,3 +133,18 @@ def test_bad_arguments_are_refused(make, match):
     data = np.zeros((3, 5, 2)), np.zeros((3, 5))
     with pytest.raises(ValueError, match=match):
         make(graph, losses, data)
+
+
+def test_clients_of_equal_losses_are_one_and_their_order_does_not_matter():
+    start = jnp.tile(jnp.array([[0.3]]), (2, 1))
+
+    def end(Q, minimiser, rounds=4):
+        operator = fedavg.make(oracle(*clients(Q, minimiser)), 2, eta=0.1)
+        return operators.run(operator, start, rounds)[0]
+
+    np.testing.assert_array_equal(end([0, 0], [1, 1]), start)
+    w = 0.3
+    for _ in range(4 * 5):
+        w -= 0.1 * 2 * 3 * (w - 1)
+    np.testing.assert_allclose(end([3, 3], [1, 1]), [[w], [w]], rtol=1e-12)
+    np.testing.assert_allclose(end([1, 3], [0, 1]), end([3, 1], [1, 0]), rtol=1e-14)
