@@ -24,7 +24,6 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import norms
 from fedjax_core.networks.served import Clients
-from fedjax_core.networks.theory.erm import linear_data
 from fedjax_core.types import Key
 
 
@@ -56,17 +55,17 @@ def related_lines(
       noise_std: of labels, >= 0.
     """
     check.positive_int(num_features=num_features)
-    check.non_negative(spread=spread)
+    check.non_negative(spread=spread, noise_std=noise_std)
     base, apart, rows, *others = jax.random.split(key, 5)
     server, cluster = _split(others[0], num_servers, clients, num_clusters)
     w = jax.random.normal(base, (num_features,))
     factor = jax.random.uniform(apart, (num_clusters,), minval=-spread, maxval=spread)
     W = (1 + factor)[cluster][:, None] * w[None]
     mask = _rows(rows, len(cluster), sizes)
-    keys = jax.random.split(others[1], len(cluster))
-    X, y = jax.vmap(lambda key, w: linear_data(key, mask.shape[1], w, noise_std))(
-        keys, W
-    )
+    # Labels' noise is a column of the same draw: every draw takes long to compile.
+    normal = jax.random.normal(others[1], (*mask.shape, num_features + 1))
+    X, noise = normal[..., :-1], normal[..., -1]
+    y = jnp.einsum("kmd,kd->km", X, W) + noise_std * noise
     X, y = jnp.where(mask[..., None], X, 0), jnp.where(mask, y, 0)
     return Clients(server, cluster, X, y, mask, truth=W)
 
@@ -132,8 +131,9 @@ def _split(
         num_servers=num_servers, clients=clients, num_clusters=num_clusters
     )
     server = jnp.arange(num_servers * clients) // clients
-    numbers = jnp.arange(num_servers * clients) % num_clusters
-    return server, jax.random.permutation(key, numbers)
+    # Places in a random order, by comparing all pairs: sorts take long to compile.
+    draw = jax.random.bits(key, server.shape)
+    return server, (draw[None] < draw[:, None]).sum(1) % num_clusters
 
 
 def _rows(key: Key, num_clients: int, sizes: tuple[int, int]) -> jax.Array:

@@ -10,6 +10,8 @@ without, see --mnist and --organs.
 
 import csv
 import dataclasses
+import itertools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,7 +208,7 @@ class Figure(NamedTuple):
     title: str
     data: str
     methods: Callable[["Experiment"], dict[str, pgfl.Config]]
-    changes: dict[str, Any] = {}
+    changes: Mapping[str, Any] = types.MappingProxyType({})
     rounds: str = "rounds"
     tasks: Any = None
     sizes: tuple[int, int] = (2, 4)
@@ -401,7 +403,7 @@ PRESETS = {
         sweep_rounds=40,
         image_rounds=20,
         num_images=40,
-        figures=("5.1a", "5.1c", "5.3", "5.5a"),
+        figures=("5.3", "5.5a"),
         num_seeds=5,
     ),
     "paper": Experiment(
@@ -466,7 +468,7 @@ def measure(experiment: Experiment, name: str, console: Console) -> dict[str, Re
     graph = builders.random_connected(e.num_servers, e.mean_degree, e.seed)
     draw = drawn(e, figure)
     data = {"mnist", "organs", "out", "figures", "num_seeds"}
-    record = {k: v for k, v in vars(e).items() if k not in data} | figure.changes
+    record = {k: v for k, v in vars(e).items() if k not in data} | dict(figure.changes)
     for method, config in figure.methods(e).items():
         found[method] = run(
             pgfl.make(config, graph, draw),
@@ -568,7 +570,7 @@ def claims(experiment: Experiment) -> Iterator[Claim]:
         ("5.4a", "phi", experiment.firsts, True),
         ("5.4b", "zeta", experiment.decays, False),
     ):
-        for low, high in zip(numbers, numbers[1:], strict=False):
+        for low, high in itertools.pairwise(numbers):
             pair = [(name, f"{sign} = {x:g}") for x in (high, low)]
             yield Claim(*(pair if down else pair[::-1]))
     yield Claim(("5.5a", some), ("5.5a", zero))
