@@ -331,6 +331,23 @@ def test_G14_one_model_for_all_has_a_known_floor():
     np.testing.assert_allclose(served.decibels(0.01), -20)
 
 
+def test_accuracy_is_that_of_the_servers_model_on_the_clients_task():
+    exam = RNG.normal(size=(Q, 7, D)), np.sign(RNG.normal(size=(Q, 7)))
+    models = RNG.normal(size=(S, Q, D))
+    for num_clusters in (Q, 1):
+        config = dataclasses.replace(RIDGE, num_clusters=num_clusters)
+        draw = CLIENTS._replace(test=tuple(map(jnp.asarray, exam)), truth=None)
+        world = pgfl.make(config, GRAPH, lambda key, c=draw: c).world(jax.random.key(0))
+        ours = models[:, :num_clusters]
+        found = served.quality(world, jnp.zeros((K, D)), jnp.asarray(ours, "f4"))
+        expected = [
+            (np.sign(exam[0][q] @ ours[s, q % num_clusters]) == exam[1][q]).mean()
+            for s, q in zip(SERVER, CLUSTER, strict=True)
+        ]
+        np.testing.assert_allclose(found["accuracy_of_client"], expected, atol=1e-6)
+        assert "nmsd" not in found
+
+
 def test_the_printed_total_is_that_of_budgets_that_shrink():
     budget = DynamicBudget(1e-3, 0.99)
     np.testing.assert_allclose(budget.total(300), 1.919723391463734, rtol=1e-12)
