@@ -35,6 +35,7 @@ EXPERIMENTS = {
     "pao_fed": "online learning of clients that come rarely and late (needs files)",
     "partitions": "one figure: what every partitioner gives to whom",
     "personalization": "personal models on digits, two kinds a client: all methods",
+    "pgfl": "servers on a graph, clusters: figures 5.1-5.6 of Gauthier's thesis",
     "server_optimizers": "FedAvg, M, Adam, Yogi, Adagrad, each with its rates chosen",
     "slide_demos": "FedGD by a server, FedAvg, FedGD without a clock: Jung's slides",
     "sbc_ratios": "sparse binary compression: ratios, delay against sparsity",

@@ -31,7 +31,11 @@ class Ledger(NamedTuple):
 
 def ledger(graph: Graph) -> Ledger:
     """Nothing was said yet."""
-    n = graph.num_nodes
+    return ledger_of(graph.num_nodes)
+
+
+def ledger_of(n: int) -> Ledger:
+    """Nothing was said yet by n nodes."""
     return Ledger(jnp.zeros(n), jnp.zeros(n, jnp.int32))
 
 
@@ -59,6 +63,20 @@ def sender(
       the ledgers before and after round t.
     """
     heard = num_neighbours(graph).astype(jnp.int32)
+    return sender_to(heard, budget, gradient_bound, num_examples, curvature)
+
+
+def sender_to(
+    heard: jax.Array,
+    budget: Budget | None,
+    gradient_bound: float | None,
+    num_examples: jax.Array,
+    curvature: Callable[[Round], jax.Array],
+) -> Callable[..., tuple[jax.Array, Ledger]]:
+    """`sender` for messages to any number of others, ``heard [n]`` int32 of them.
+
+    Who sends to nobody spends nothing, and what is given back for him is not sent.
+    """
 
     def most(t):
         assert gradient_bound is not None  # `check_bound`

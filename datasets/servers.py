@@ -1,0 +1,150 @@
+r"""Clients of several servers, whose clusters learn tasks that are alike.
+
+- `related_lines`: linear models that are multiples of one, in few noisy rows.
+- `class_pairs`: two groups of classes to tell apart, of images at hand.
+
+All that is random comes from the key, also under `jax.jit` and `jax.vmap`.
+
+Client key: the client's number; clients of a server follow one another.
+
+Licence: none needed for what is generated; images keep theirs.
+
+References:
+  Gauthier, "On Enabling Scalable, Personalized, and Private Federated Learning", NTNU
+  2024:92, Section 5.4. Laws of features and noise are ours.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from fedjax_core import check
+from fedjax_core.arrays import norms
+from fedjax_core.networks.served import Clients
+from fedjax_core.types import Key
+
+
+def related_lines(
+    key: Key,
+    num_servers: int = 10,
+    clients: int = 15,
+    num_clusters: int = 3,
+    num_features: int = 60,
+    sizes: tuple[int, int] = (2, 9),
+    spread: float = 0.15,
+    noise_std: float = 2.0,
+) -> Clients:
+    r"""Draws clusters whose linear models are multiples of one.
+
+    .. math::
+
+      w_q = (1 + \gamma_q) w_0, \qquad \gamma_q \sim \mathcal{U}(-s, s), \qquad
+      w_0 \sim \mathcal{N}(0, I_d), \qquad x \sim \mathcal{N}(0, I_d)
+
+    Args:
+      key: of the draw.
+      num_servers: S.
+      clients: of every server; clusters are random and as equal as they can be.
+      num_clusters: Q.
+      num_features: d.
+      sizes: least and most rows of a client, >= 1, drawn uniformly.
+      spread: s >= 0.
+      noise_std: of labels, >= 0.
+    """
+    check.positive_int(num_features=num_features)
+    check.non_negative(spread=spread, noise_std=noise_std)
+    base, apart, rows, *others = jax.random.split(key, 5)
+    server, cluster = _split(others[0], num_servers, clients, num_clusters)
+    w = jax.random.normal(base, (num_features,))
+    factor = jax.random.uniform(apart, (num_clusters,), minval=-spread, maxval=spread)
+    W = (1 + factor)[cluster][:, None] * w[None]
+    mask = _rows(rows, len(cluster), sizes)
+    # Labels' noise is a column of the same draw: every draw takes long to compile.
+    normal = jax.random.normal(others[1], (*mask.shape, num_features + 1))
+    X, noise = normal[..., :-1], normal[..., -1]
+    y = jnp.einsum("kmd,kd->km", X, W) + noise_std * noise
+    X, y = jnp.where(mask[..., None], X, 0), jnp.where(mask, y, 0)
+    return Clients(server, cluster, X, y, mask, truth=W)
+
+
+def class_pairs(
+    key: Key,
+    train: ArrayLike,
+    test: ArrayLike,
+    tasks: Sequence[tuple[Sequence[int], Sequence[int]]],
+    num_servers: int = 10,
+    clients: int = 15,
+    sizes: tuple[int, int] = (2, 4),
+) -> Clients:
+    """Draws images of two groups of classes for every client, labelled -1 and 1.
+
+    An example of the text is an image of every class of its task, drawn with
+    replacement from `train`: two images for a pair of classes, six for two triplets.
+    Images become rows of norm 1, so that C = 1 bounds the gradients of logistic errors.
+
+    Args:
+      key: of the draw.
+      train: ``[C, n, d]``, images of every class.
+      test: ``[C, n', d]``, others.
+      tasks: of every cluster, two groups of as many classes, numbers below C.
+      num_servers: S.
+      clients: of every server.
+      sizes: least and most examples of a client, >= 1, drawn uniformly.
+
+    Raises:
+      ValueError: groups of unlike size or classes out of range.
+    """
+    groups = np.asarray(tasks)
+    if groups.ndim != 3 or groups.shape[1] != 2:
+        raise ValueError(f"tasks must be pairs of groups of one size, got {tasks!r}.")
+    count = np.shape(train)[0]
+    if groups.min() < 0 or groups.max() >= count:
+        raise ValueError(f"tasks must have classes in 0..{count - 1}, got {tasks!r}.")
+    split, rows, which = jax.random.split(key, 3)
+    server, cluster = _split(split, num_servers, clients, len(groups))
+    mask = _rows(rows, len(cluster), sizes)
+    each = groups[0].size
+    classes = jnp.asarray(groups.reshape(len(groups), each))
+    shape = (*mask.shape, each)
+    chosen = jax.random.randint(which, shape, 0, np.shape(train)[1])
+    X = _unit(train)[classes[cluster][:, None], chosen]
+    X = jnp.where(mask[..., None, None], X, 0).reshape(len(cluster), -1, X.shape[-1])
+    label = jnp.repeat(jnp.array([-1.0, 1.0]), each // 2)
+    y = jnp.broadcast_to(label, shape).reshape(len(cluster), -1)
+    held = _unit(test)[classes]
+    labels = jnp.broadcast_to(label[None, :, None], held.shape[:3])
+    exam = (
+        held.reshape(len(groups), -1, held.shape[-1]),
+        labels.reshape(len(groups), -1),
+    )
+    return Clients(server, cluster, X, y, jnp.repeat(mask, each, 1), test=exam)
+
+
+def _split(
+    key: Key, num_servers: int, clients: int, num_clusters: int
+) -> tuple[jax.Array, jax.Array]:
+    """The server and the cluster of every client."""
+    check.positive_int(
+        num_servers=num_servers, clients=clients, num_clusters=num_clusters
+    )
+    server = jnp.arange(num_servers * clients) // clients
+    # Places in a random order, by comparing all pairs: sorts take long to compile.
+    draw = jax.random.bits(key, server.shape)
+    return server, (draw[None] < draw[:, None]).sum(1) % num_clusters
+
+
+def _rows(key: Key, num_clients: int, sizes: tuple[int, int]) -> jax.Array:
+    """Which of the most rows every client has, ``[K, m]`` bool."""
+    least, most = sizes
+    check.positive_int(least_size=least, largest_size=most)
+    check.in_range(1, most, least_size=least)
+    count = jax.random.randint(key, (num_clients,), least, most + 1)
+    return jnp.arange(most)[None] < count[:, None]
+
+
+def _unit(images: ArrayLike) -> jax.Array:
+    images = jnp.asarray(images, jnp.result_type(float))
+    return images / jnp.maximum(norms(images), 1e-12)[..., None]

@@ -1,0 +1,689 @@
+"""Servers on a graph and clusters of clients: figures 5.1 to 5.6 of Gauthier's thesis.
+
+Ten servers with fifteen clients each, whose clusters learn linear models that are alike
+(5.1 to 5.4), or to tell pairs and triplets of digits apart (5.5) and organs (5.6): PGFL
+with and without learning between clusters, one model for all (GFL), and servers that do
+not cooperate (ClusterFL), with few clients a round and noise on every message. Says
+which printed orderings hold. Figures of images need files on disk and are left out
+without, see --mnist and --organs.
+"""
+
+import csv
+import dataclasses
+import itertools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from fedjax_core import Dataset, Result, check
+from fedjax_core.algorithms.networks import pgfl
+from fedjax_core.datasets import medmnist, mnist
+from fedjax_core.datasets.servers import class_pairs, related_lines
+from fedjax_core.experiments.report import (
+    check_each,
+    panels,
+    save,
+    tabulate,
+    write_page,
+)
+from fedjax_core.networks import builders, served
+from fedjax_core.networks.plots import COLORS
+from fedjax_core.networks.run import run
+from fedjax_core.privacy import DynamicBudget
+from fedjax_core.processes import is_first
+from fedjax_core.study_report import Table, sign_flip, text_of, verdict_of
+
+GFL, CLUSTER_FL, FALLING = "GFL", "ClusterFL", "tau = 0.4 x 0.98^n"
+
+
+def fixed(tau: float) -> str:
+    """The name of PGFL with a tau that stays."""
+    return f"tau = {tau:g}"
+
+
+# What an independent calculation found in the setting of the default preset, three
+# runs, in dB by figure, method and round; the figures themselves print no numbers.
+REFERENCE = {
+    "5.1a": {GFL: {300: -17.0}, fixed(0): {300: -14.3}, fixed(0.4): {300: -17.3}},
+    "5.1a, less noise": {GFL: {300: -20.0}, fixed(0): {300: -38.0}},
+    "5.1b": {fixed(0.2): {300: -14.6}},
+    "5.1c": {fixed(0.2): {300: -14.4}, CLUSTER_FL: {300: -7.4}},
+    "5.2": {
+        fixed(tau): {200: level}
+        for tau, level in {
+            0: -12.6,
+            0.1: -14.2,
+            0.2: -14.4,
+            0.4: -14.2,
+            0.6: -13.7,
+            0.8: -12.5,
+        }.items()
+    },
+    "5.3": {
+        fixed(0): {20: -7.0, 300: -16.3},
+        fixed(0.4): {20: -7.4, 300: -9.1},
+        FALLING: {20: -7.7, 300: -16.4},
+    },
+    "5.3, no privacy": {
+        fixed(0): {20: -8.0, 300: -16.9},
+        fixed(0.4): {20: -8.2, 300: -9.2},
+        FALLING: {20: -8.5, 300: -16.9},
+    },
+}
+
+PAIRS = (((1,), (8,)), ((1,), (9,)), ((7,), (8,)))
+TRIPLETS = (((1, 2, 3), (6, 7, 8)), ((1, 2, 3), (7, 8, 9)), ((1, 2, 3), (6, 8, 9)))
+BLADDER, LEFT_KIDNEY, RIGHT_KIDNEY, LIVER = 0, 4, 5, 6
+LEFT_LUNG, RIGHT_LUNG, SPLEEN = 7, 8, 10
+ALIKE = (
+    ((RIGHT_LUNG,), (LEFT_LUNG,)),
+    ((LIVER,), (LEFT_LUNG,)),
+    ((RIGHT_KIDNEY,), (LEFT_LUNG,)),
+)
+UNLIKE = (
+    ((SPLEEN,), (LEFT_LUNG,)),
+    ((LEFT_KIDNEY,), (BLADDER,)),
+    ((RIGHT_KIDNEY,), (RIGHT_LUNG,)),
+)
+
+NOTES = """\
+The thesis prints the sizes, the number of clients a round, tau and the first budgets,
+and orderings, no numbers. The penalty, lambda, the laws of features and noise and the
+bound on gradients are those with which an independent calculation was run, whose
+numbers stand beside ours where there are any. NMSD is that of clients' own models,
+(5.35), in dB, averaged over runs in dB; accuracy is that of a server's model on images
+of a client's task, averaged over clients. "tau = 0" and the like are PGFL. ClusterFL
+learns between clusters with tau = 0.4, as the text compares them. All methods have the
+same clients, data and schedules.
+
+The bound on gradients is a promise: nothing bounds those of squared errors, and a
+client's images have gradients of norm up to 1, so that with the same noise a guarantee
+costs (1 / bound)^2 times the budget. The text says that phi = 0.001 and zeta = 0.99 add
+up to 0.095 after 300 rounds; that is the sum of budgets that shrink, 0.0951. Noise that
+shrinks has budgets that grow, and 300 messages cost 1.92. Clients that are not drawn
+send nothing and pay nothing, so that most pay less.
+
+Images are averaged over 2 x 2 pixels and scaled to norm 1, without a bias.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides the numbers.
+
+    Attributes:
+      num_servers: S.
+      mean_degree: of the random connected network of servers.
+      clients: of every server.
+      per_server: clients of a server that take part in a round, where not all do.
+      num_features: d, of linear models.
+      sizes: least and most rows of a client.
+      noise_std: of their labels.
+      spread: of their models, gamma uniform within it.
+      rho: the penalty of ADMM with squared errors.
+      image_rho: the same with logistic errors.
+      strength: lambda.
+      gradient_bound: of one example.
+      first: phi of the first message.
+      decay: zeta, by which the variance of noise falls from round to round.
+      taus: of figure 5.2; 0 and 0.4 among them.
+      firsts: of figure 5.4, first budgets, growing.
+      decays: of figure 5.4, growing.
+      rounds: of curves of linear models.
+      sweep_rounds: after which figures 5.2 and 5.4 read the NMSD.
+      image_rounds: of images.
+      every: rounds between two evaluations; the first one is the start of a curve.
+      num_images: of every class to draw from, and to test on.
+      figures: names of `FIGURES`.
+      num_seeds: runs; fewer than five decide nothing.
+      seed: of the network.
+      mnist: folder of MNIST's files.
+      organs: folder of organamnist.npz.
+      out: directory of runs, figures, CSV and page; it goes on with what is there.
+    """
+
+    num_servers: int = 10
+    mean_degree: float = 3.0
+    clients: int = 15
+    per_server: int = 3
+    num_features: int = 60
+    sizes: tuple[int, int] = (2, 9)
+    noise_std: float = 2.0
+    spread: float = 0.15
+    rho: float = 4.0
+    image_rho: float = 0.5
+    strength: float = 0.1
+    gradient_bound: float = 0.05
+    first: float = 0.001
+    decay: float = 0.99
+    taus: tuple[float, ...] = (0, 0.1, 0.2, 0.4, 0.6, 0.8)
+    firsts: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
+    decays: tuple[float, ...] = (0.97, 0.98, 0.99, 1.0)
+    rounds: int = 300
+    sweep_rounds: int = 200
+    image_rounds: int = 100
+    every: int = 20
+    num_images: int = 300
+    figures: tuple[str, ...] = (
+        *("5.1a", "5.1a, less noise", "5.1a, unlike tasks", "5.1b", "5.1c", "5.2"),
+        *("5.3", "5.3, no privacy", "5.4a", "5.4b", "5.5a", "5.5b", "5.5c"),
+        *("5.6a", "5.6b"),
+    )
+    num_seeds: int = 10
+    seed: int = 1
+    mnist: Path = Path("data/mnist_by_writer")
+    organs: Path = Path("data/organamnist")
+    out: Path = Path("runs/pgfl")
+
+    def __post_init__(self):
+        check.positive_int(num_seeds=self.num_seeds, every=self.every)
+        check.positive_int(num_images=self.num_images)
+        for name in ("rounds", "sweep_rounds", "image_rounds"):
+            check.in_range(self.every, 10**6, **{name: getattr(self, name)})
+        check_each(check.fraction, taus=self.taus)
+        check_each(check.positive, firsts=self.firsts, decays=self.decays)
+        for name in self.figures:
+            check.one_of(FIGURES, figures=name)
+        if not {0, 0.4} <= set(self.taus):
+            raise ValueError(f"taus must have 0 and 0.4, got {self.taus}.")
+
+
+class Figure(NamedTuple):
+    """What a figure compares.
+
+    Attributes:
+      title: of the panel.
+      data: "lines", "digits" or "organs".
+      methods: by name.
+      changes: of the experiment's data.
+      rounds: of every run.
+      images: the tasks and the sizes of clients, of figures of images.
+      axis: of a figure of last values, the name and the numbers; else None.
+    """
+
+    title: str
+    data: str
+    methods: Callable[["Experiment"], dict[str, pgfl.Config]]
+    changes: Mapping[str, Any] = types.MappingProxyType({})
+    rounds: str = "rounds"
+    tasks: Any = None
+    sizes: tuple[int, int] = (2, 4)
+    axis: tuple[str, str] | None = None
+
+    @property
+    def metric(self) -> str:
+        """What is measured."""
+        return "nmsd" if self.data == "lines" else "accuracy"
+
+
+def _base(e: "Experiment", private: bool = True, some: bool = True) -> pgfl.Config:
+    return pgfl.Config(
+        num_clusters=3,
+        rho=e.rho,
+        strength=e.strength,
+        per_server=e.per_server if some else None,
+        budget=DynamicBudget(e.first, e.decay) if private else None,
+        gradient_bound=e.gradient_bound if private else None,
+    )
+
+
+def _all_methods(private: bool, some: bool) -> Callable[..., dict[str, pgfl.Config]]:
+    def of(e):
+        base = _base(e, private, some)
+        with_tau = {
+            fixed(tau): dataclasses.replace(base, tau=tau) for tau in (0.0, 0.2, 0.4)
+        }
+        return with_tau | {
+            GFL: dataclasses.replace(base, num_clusters=1),
+            CLUSTER_FL: dataclasses.replace(base, tau=0.4, mixing="none"),
+        }
+
+    return of
+
+
+def _over_tau(e):
+    base = _base(e)
+    return {fixed(tau): dataclasses.replace(base, tau=tau) for tau in e.taus}
+
+
+def _sequences(private: bool) -> Callable[..., dict[str, pgfl.Config]]:
+    def of(e):
+        base = _base(e, private)
+        return {
+            fixed(0): base,
+            fixed(0.4): dataclasses.replace(base, tau=0.4),
+            FALLING: dataclasses.replace(base, tau=0.4, tau_decay=0.98),
+        }
+
+    return of
+
+
+def _over_budget(e):
+    base = dataclasses.replace(_base(e), tau=0.4)
+    return {
+        f"phi = {first:g}": dataclasses.replace(
+            base, budget=DynamicBudget(first, e.decay)
+        )
+        for first in e.firsts
+    }
+
+
+def _over_decay(e):
+    base = dataclasses.replace(_base(e), tau=0.4)
+    return {
+        f"zeta = {decay:g}": dataclasses.replace(
+            base, budget=DynamicBudget(e.first, decay)
+        )
+        for decay in e.decays
+    }
+
+
+def _images(
+    taus: Sequence[tuple[float, float]] | None, rows: int, some: bool = True
+) -> Callable[..., dict[str, pgfl.Config]]:
+    """PGFL with each tau and decay, of examples of so many rows."""
+
+    def of(e):
+        base = dataclasses.replace(
+            _base(e, some=some),
+            error="logistic",
+            rho=e.image_rho,
+            solver_steps=10,
+            # An example is all its rows, which a neighbour may change together.
+            gradient_bound=rows * e.gradient_bound,
+        )
+        chosen = [(tau, 1.0) for tau in e.taus] if taus is None else taus
+        return {
+            fixed(tau) + (f" x {decay:g}^n" if decay < 1 else ""): dataclasses.replace(
+                base, tau=tau, tau_decay=decay
+            )
+            for tau, decay in chosen
+        }
+
+    return of
+
+
+_PLAIN = ((0.0, 1.0), (0.4, 1.0))
+_QUIET = {"noise_std": 0.1}
+_APART = {"spread": 0.5, "noise_std": 1.0}
+
+FIGURES = {
+    "5.1a": Figure("all clients, no privacy", "lines", _all_methods(False, False)),
+    "5.1a, less noise": Figure(
+        "all clients, no privacy, noise of 0.1",
+        "lines",
+        _all_methods(False, False),
+        _QUIET,
+    ),
+    "5.1a, unlike tasks": Figure(
+        "all clients, no privacy, spread of 0.5, noise of 1",
+        "lines",
+        _all_methods(False, False),
+        _APART,
+    ),
+    "5.1b": Figure("some clients a round", "lines", _all_methods(False, True)),
+    "5.1c": Figure("some clients, privacy", "lines", _all_methods(True, True)),
+    "5.2": Figure(
+        "tau", "lines", _over_tau, rounds="sweep_rounds", axis=("tau", "taus")
+    ),
+    "5.3": Figure("unlike tasks", "lines", _sequences(True), _APART),
+    "5.3, no privacy": Figure(
+        "unlike tasks, no privacy", "lines", _sequences(False), _APART
+    ),
+    "5.4a": Figure(
+        "first budget",
+        "lines",
+        _over_budget,
+        rounds="sweep_rounds",
+        axis=("phi", "firsts"),
+    ),
+    "5.4b": Figure(
+        "decay of the noise",
+        "lines",
+        _over_decay,
+        rounds="sweep_rounds",
+        axis=("zeta", "decays"),
+    ),
+    "5.5a": Figure(
+        "pairs of digits",
+        "digits",
+        _images(_PLAIN, 2),
+        rounds="image_rounds",
+        tasks=PAIRS,
+    ),
+    "5.5b": Figure(
+        "triplets of digits",
+        "digits",
+        _images(_PLAIN, 6),
+        rounds="image_rounds",
+        tasks=TRIPLETS,
+        sizes=(6, 12),
+    ),
+    "5.5c": Figure(
+        "pairs of digits, tau",
+        "digits",
+        _images(None, 2),
+        rounds="image_rounds",
+        tasks=PAIRS,
+        axis=("tau", "taus"),
+    ),
+    "5.6a": Figure(
+        "organs, tasks that are alike",
+        "organs",
+        _images(((0.0, 1.0), (0.6, 1.0)), 2, False),
+        {"clients": 3},
+        "image_rounds",
+        ALIKE,
+        (2, 2),
+    ),
+    "5.6b": Figure(
+        "organs, unlike tasks",
+        "organs",
+        _images(((0.0, 1.0), (0.4, 0.97)), 2, False),
+        {"clients": 3},
+        "image_rounds",
+        UNLIKE,
+        (2, 2),
+    ),
+}
+
+PRESETS = {
+    "default": Experiment(),
+    "smoke": Experiment(
+        num_servers=5,
+        mean_degree=2.0,
+        clients=6,
+        num_features=10,
+        taus=(0, 0.4),
+        rounds=40,
+        sweep_rounds=40,
+        image_rounds=20,
+        num_images=40,
+        figures=("5.3", "5.5a"),
+        num_seeds=5,
+    ),
+    "paper": Experiment(
+        taus=(0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), num_seeds=100
+    ),
+}
+
+
+def pool(data: Dataset, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first `count` images of every class, halved in both directions.
+
+    Returns:
+      Of training and of test, ``[C, count, d]``; fewer where a class has fewer.
+    """
+    found = []
+    for split in (data.train, data.test):
+        x, y = split["x"], np.asarray(split["y"]).reshape(-1)
+        x = x.reshape(len(x), 28, 28)
+        x = x.reshape(len(x), 14, 2, 14, 2).mean((2, 4)).reshape(len(x), -1)
+        rows = [np.flatnonzero(y == label) for label in range(int(y.max()) + 1)]
+        least = min(count, *map(len, rows))
+        found.append(np.stack([x[of[:least]] for of in rows]).astype(np.float32))
+    return found[0], found[1]
+
+
+def drawn(experiment: Experiment, figure: Figure) -> served.Draw:
+    """The clients of a seed.
+
+    Raises:
+      FileNotFoundError: images that are not there; says what to fetch.
+    """
+    e = dataclasses.replace(experiment, **figure.changes)
+    if figure.data == "lines":
+        return lambda key: related_lines(
+            key,
+            e.num_servers,
+            e.clients,
+            3,
+            e.num_features,
+            e.sizes,
+            e.spread,
+            e.noise_std,
+        )
+    data = (
+        mnist.load(e.mnist, complete=False)
+        if figure.data == "digits"
+        else medmnist.load(e.organs, "organamnist", complete=False)
+    )
+    train, test = pool(data, e.num_images)
+    return lambda key: class_pairs(
+        key, train, test, figure.tasks, e.num_servers, e.clients, figure.sizes
+    )
+
+
+def measure(experiment: Experiment, name: str, console: Console) -> dict[str, Result]:
+    """Runs all methods of a figure.
+
+    Raises:
+      FileNotFoundError: as for `drawn`.
+    """
+    e, figure, found = experiment, FIGURES[name], {}
+    graph = builders.random_connected(e.num_servers, e.mean_degree, e.seed)
+    draw = drawn(e, figure)
+    data = {"mnist", "organs", "out", "figures", "num_seeds"}
+    record = {k: v for k, v in vars(e).items() if k not in data} | dict(figure.changes)
+    for method, config in figure.methods(e).items():
+        found[method] = run(
+            pgfl.make(config, graph, draw),
+            rounds=getattr(e, figure.rounds),
+            seeds=range(e.num_seeds),
+            eval_every=e.every,
+            progress=False,
+            run_dir=e.out / "runs" / name / method,
+            resume=True,
+            record=record,
+            seeds_axis="vmap",
+        )
+    console.print(f"figure {name} is done")
+    return found
+
+
+def level(name: str, result: Result, when: str = "end") -> np.ndarray:
+    """NMSD in dB or accuracy in %, after the first evaluation or the last, ``[S]``."""
+    _, values = result.series(FIGURES[name].metric)
+    return shown(name, values)[:, 0 if when == "start" else -1]
+
+
+def shown(name: str, values: np.ndarray) -> np.ndarray:
+    """In dB or %."""
+    if FIGURES[name].metric == "nmsd":
+        return served.decibels(values)
+    return 100 * np.asarray(values, np.float64)
+
+
+def levels(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Table:
+    """Means and deviations over runs beside the reference where it is of the same."""
+    free = {"taus", "firsts", "decays", "figures", "num_seeds", "seed"}
+    free |= {"mnist", "organs", "out", "num_images"}
+    comparable = all(
+        value == getattr(PRESETS["default"], key)
+        for key, value in vars(experiment).items()
+        if key not in free
+    )
+    rows = []
+    for method, result in found.items():
+        known = REFERENCE.get(name, {}).get(method, {}) if comparable else {}
+        cells = []
+        for when in ("start", "end"):
+            at = result.series(FIGURES[name].metric)[0][0 if when == "start" else -1]
+            values = level(name, result, when)
+            spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
+            cells.append(f"{values.mean():.2f}{spread}")
+            cells.append(f"{known[int(at)]:.1f}" if int(at) in known else "")
+        spent = result.client_metrics["budget_of_node"]
+        cells += [f"{spent.mean():.3g}", f"{spent.max():.3g}"]
+        rows.append((method, *cells))
+    unit = "dB" if FIGURES[name].metric == "nmsd" else "%"
+    header = ("method", f"start, {unit}", "reference", f"end, {unit}", "reference")
+    title = f"Figure {name}, {FIGURES[name].title}: {FIGURES[name].metric}"
+    return Table(title, (*header, "budget, mean", "budget, most"), rows)
+
+
+class Claim(NamedTuple):
+    """An ordering of the text: `better` has less NMSD or more accuracy than `worse`.
+
+    Attributes:
+      better: figure and method.
+      worse: the same.
+      when: "start" or "end".
+    """
+
+    better: tuple[str, str]
+    worse: tuple[str, str]
+    when: str = "end"
+
+
+def claims(experiment: Experiment) -> Iterator[Claim]:
+    """All that the text prints; those of runs that are not there are left out."""
+    zero, some = fixed(0), fixed(0.4)
+    for name in ("5.1a", "5.1a, less noise", "5.1a, unlike tasks"):
+        yield Claim((name, zero), (name, GFL))
+        yield Claim((name, some), (name, GFL))
+        yield Claim((name, some), (name, zero), "start")
+        yield Claim((name, some), (name, zero))
+        for method in (zero, some, GFL):
+            yield Claim((name, method), (name, CLUSTER_FL))
+    for when in ("start", "end"):
+        yield Claim(("5.1a", zero), ("5.1b", zero), when)
+        yield Claim(("5.1a", some), ("5.1b", some), when)
+    yield Claim(("5.1b", GFL), ("5.1a", GFL))
+    for method in (zero, some, GFL, CLUSTER_FL):
+        yield Claim(("5.1b", method), ("5.1c", method), "start")
+    for tau in experiment.taus:
+        if 0 < tau <= 0.5:
+            yield Claim(("5.2", fixed(tau)), ("5.2", zero))
+        if tau > 0.5:
+            yield Claim(("5.2", fixed(0.2)), ("5.2", fixed(tau)))
+    for name in ("5.3", "5.3, no privacy"):
+        yield Claim((name, some), (name, zero), "start")
+        yield Claim((name, zero), (name, some))
+        yield Claim((name, FALLING), (name, zero), "start")
+        yield Claim((name, FALLING), (name, some))
+    for name, sign, numbers, down in (
+        ("5.4a", "phi", experiment.firsts, True),
+        ("5.4b", "zeta", experiment.decays, False),
+    ):
+        for low, high in itertools.pairwise(numbers):
+            pair = [(name, f"{sign} = {x:g}") for x in (high, low)]
+            yield Claim(*(pair if down else pair[::-1]))
+    yield Claim(("5.5a", some), ("5.5a", zero))
+    yield Claim(("5.5b", some), ("5.5b", zero))
+    for tau in experiment.taus:
+        if 0.4 <= tau <= 0.6:
+            yield Claim(("5.5c", fixed(tau)), ("5.5c", zero))
+    most = max(experiment.taus)
+    if most > 0.4:
+        yield Claim(("5.5c", some), ("5.5c", fixed(most)))
+    yield Claim(("5.6a", fixed(0.6)), ("5.6a", zero))
+    yield Claim(("5.6b", "tau = 0.4 x 0.97^n"), ("5.6b", zero))
+
+
+def gain(claim: Claim, found: Mapping[str, Mapping[str, Result]]) -> np.ndarray:
+    """By how much it is so in every run, in dB or %."""
+    better, worse = (
+        level(name, found[name][method], claim.when)
+        for name, method in (claim.better, claim.worse)
+    )
+    return (better - worse) * (-1 if FIGURES[claim.better[0]].metric == "nmsd" else 1)
+
+
+def orderings(
+    experiment: Experiment, found: Mapping[str, Mapping[str, Result]]
+) -> Table:
+    """The claims with their tests."""
+    rows = []
+    for claim in claims(experiment):
+        if any(m not in found.get(name, {}) for name, m in (claim.better, claim.worse)):
+            continue
+        gained, same = gain(claim, found), claim.better[0] == claim.worse[0]
+        texts = [m if same else f"{m} ({name})" for name, m in claim[:2]]
+        rows.append(
+            (
+                f"{texts[0]} better than {texts[1]}, {claim.when}",
+                claim.better[0] if same else f"{claim.better[0]}, {claim.worse[0]}",
+                f"{gained.mean():+.2f}",
+                f"{sign_flip(gained):.3g}",
+                verdict_of(gained),
+            )
+        )
+    title = (
+        "Orderings: sign-flip permutation test of dB or %, paired over "
+        f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
+    )
+    return Table(title, ("claim", "figure", "by", "p", "verdict"), rows)
+
+
+def draw(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Any:
+    """Curves, or last values along an axis: means, and 10 to 90 % of the runs."""
+    spec = FIGURES[name]
+    figure, axes = panels(6, 4, 1, 1)
+    unit = "NMSD, dB" if spec.metric == "nmsd" else "accuracy, %"
+    if spec.axis is not None:
+        label, numbers = spec.axis
+        x = getattr(experiment, numbers)
+        values = np.stack([level(name, result) for result in found.values()])
+        low, high = np.quantile(values, [0.1, 0.9], axis=1)
+        axes.plot(x, values.mean(1), "o-", color=COLORS[0])
+        axes.fill_between(x, low, high, color=COLORS[0], alpha=0.2, linewidth=0)
+        axes.set(xlabel=label, xscale="log" if label == "phi" else "linear")
+    else:
+        for (method, result), color in zip(found.items(), COLORS, strict=False):
+            at, values = result.series(spec.metric)
+            values = shown(name, values)
+            low, high = np.quantile(values, [0.1, 0.9], axis=0)
+            axes.plot(at, values.mean(0), color=color, label=method)
+            axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.set(xlabel="round")
+        axes.legend(frameon=False, fontsize=8)
+    axes.set(ylabel=unit, title=f"{name}: {spec.title}")
+    return figure
+
+
+def write_csv(found: Mapping[str, Mapping[str, Result]], path: Path) -> None:
+    """A line for every run, in the first of several processes."""
+    if not is_first():
+        return
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(("figure", "method", "seed", "metric", "start", "end", "budget"))
+        for name, methods in found.items():
+            for method, result in methods.items():
+                ends = (level(name, result, when) for when in ("start", "end"))
+                most = result.client_metrics["budget_of_node"].max(1)
+                for seed, *own in zip(result.seeds, *ends, most, strict=True):
+                    metric = FIGURES[name].metric
+                    lines.writerow((name, method, seed, metric, *map(float, own)))
+
+
+def main(experiment: Experiment) -> None:
+    """Runs the figures, draws them and writes one page of all."""
+    console, e, parts = Console(), experiment, []
+    found: dict[str, Mapping[str, Result]] = {}
+    for name in e.figures:
+        try:
+            found[name] = measure(e, name, console)
+        except FileNotFoundError as missing:
+            parts.append(f"Figure {name} is left out: {missing}\n")
+            console.print(parts[-1], soft_wrap=True, highlight=False)
+            continue
+        table = levels(e, name, found[name])
+        console.print(tabulate(table.header, table.rows, title=table.title))
+        picture = f"figure_{name.replace('.', '_').replace(', ', '_')}.png"
+        picture = picture.replace(" ", "_")
+        save(draw(e, name, found[name]), e.out / picture, console)
+        parts += [text_of(table), f"![Figure {name}]({picture})\n"]
+    table = orderings(e, found)
+    console.print(tabulate(table.header, table.rows, title=table.title))
+    title = "# Servers on a graph and clusters of clients"
+    parts = [f"{title}\n\n{NOTES}", text_of(table), *parts]
+    e.out.mkdir(parents=True, exist_ok=True)
+    write_csv(found, e.out / "pgfl.csv")
+    console.print(NOTES, soft_wrap=True)
+    write_page(parts, e.out / "pgfl.md", console)
