@@ -79,9 +79,9 @@ class State(NamedTuple):
 def _summed() -> optax.GradientTransformation:
     """Gradients pass, and are added up in the state."""
 
-    def update(updates, total, params=None):
+    def update(updates, state, params=None):
         del params
-        return updates, jax.tree.map(jnp.add, total, updates)
+        return updates, jax.tree.map(jnp.add, state, updates)
 
     zeros = functools.partial(jax.tree.map, jnp.zeros_like)
     return optax.GradientTransformation(zeros, update)

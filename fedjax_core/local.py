@@ -91,6 +91,7 @@ def sgd_step(
     (loss, stats), grads = jax.value_and_grad(objective, has_aux=True)(start)
     if correction is not None:
         grads = jax.tree.map(lambda g, c: g + c.astype(g.dtype), grads, correction)
+
     def value_fn(params, round=None, phase=None):
         del round, phase  # line searches hand on whatever they do not know
         return objective(params)[0]
@@ -135,7 +136,7 @@ def by_round(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
         del params
         return optax.EmptyState()
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore
 
 
 def proximal_gradient(mu: ArrayLike, params: Params, center: Params) -> PyTree:

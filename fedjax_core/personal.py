@@ -380,4 +380,4 @@ def _in_turns(
             kept.append(select(on, after, before))
         return merge(*moved), tuple(kept)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore
