@@ -106,8 +106,9 @@ def make(
     sgd = optax.sgd(config.client_lr)
     optimizer = own_optimizer = client_optimizer or sgd
     if config.adaptive:
-        rules = {"v": optimizer, "alpha": sgd}
-        own_optimizer = optax.multi_transform(rules, {name: name for name in rules})
+        own_optimizer = optax.multi_transform(
+            {"v": optimizer, "alpha": sgd}, {"v": "v", "alpha": "alpha"}
+        )
 
     def keep(params):
         own = {"v": trained(params)}

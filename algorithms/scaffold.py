@@ -25,7 +25,6 @@ References:
 """
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -83,8 +82,9 @@ def _summed() -> optax.GradientTransformation:
         del params
         return updates, jax.tree.map(jnp.add, state, updates)
 
-    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-    return optax.GradientTransformation(zeros, update)
+    return optax.GradientTransformation(
+        lambda params: optax.tree.zeros_like(params), update
+    )
 
 
 def _optimizer(
