@@ -28,7 +28,6 @@ from fedjax_core import (
     Result,
     check,
     models,
-    simulate,
     split_examples,
     study,
 )
@@ -54,108 +53,32 @@ from fedjax_core.datasets import (
     partition,
 )
 from fedjax_core.experiments.report import (
-    band,
     check_each,
+    claims_table,
     outcome_of,
-    panels,
-    save,
     tabulate,
     write_page,
 )
-from fedjax_core.landscape import barrier, dip, landscape, plane, width
+from fedjax_core.experiments.superfed_figures import landscapes, profiles
+from fedjax_core.experiments.superfed_printed import (
+    BEST,
+    NAMES,
+    OURS,
+    SCHEMES,
+    STARTS,
+    printed_of,
+)
 from fedjax_core.local import by_round
 from fedjax_core.personal import best_lambda, between
 from fedjax_core.reduce import select
 from fedjax_core.result import spread
-from fedjax_core.study_report import Table, tables, text_of, verdict_of, write
+from fedjax_core.study_report import Table, tables, text_of, write
 
 PARTS = ("table 2.3", "table 2.4", "table 2.5", "table 2.6", "table 2.7")
 PARTS += ("figure 2.3", "figure 2.4", "figure 2.5")
 
 LAMBDAS = superfed.LAMBDAS
 METRIC = {"table 2.4": "top5"}  # of accuracy
-NOISES = ("pair 0.1", "pair 0.4", "symmetric 0.2", "symmetric 0.6")
-SCHEMES = ("MM", "LM")
-OURS = tuple(f"SuPerFed-{name}" for name in SCHEMES)
-BEST = ", best on test"
-NAMES = ("FedAvg", "FedProx", "SCAFFOLD", "LG-FedAvg", "FedPer", "APFL", "pFedMe")
-NAMES += ("Ditto", "FedRep", *OURS)
-
-# Top-1 accuracies in % and, behind each, its deviation over clients: a line for each of
-# `NAMES`, columns for MNIST and CIFAR-10 with 50, 100 and 500 clients.
-TABLE_23 = """\
-95.69 2.39 89.78 11.30 96.04 4.74 43.09 24.56 36.19 29.54 47.90 25.05
-95.13 2.67 93.25 6.12 96.50 4.52 49.01 19.87 38.56 28.11 48.60 25.71
-95.50 2.71 90.58 10.13 96.60 4.26 43.81 24.30 36.31 29.42 40.27 26.90
-98.21 1.28 97.52 2.11 96.05 5.02 89.03 4.53 70.25 35.66 78.52 11.22
-99.23 0.66 99.14 0.93 98.67 2.61 89.10 5.41 87.99 5.70 82.35 9.85
-99.40 0.58 99.19 0.92 98.98 2.22 92.83 3.47 91.73 4.61 87.38 9.39
-81.10 8.52 82.48 7.62 81.96 12.28 92.97 3.07 92.07 5.05 88.30 8.53
-97.07 1.38 97.13 2.06 97.20 3.72 85.53 6.22 83.01 5.62 84.45 10.67
-99.11 0.63 99.04 1.02 97.94 3.37 82.00 5.41 81.27 7.90 80.66 11.00
-99.45 0.46 99.38 0.93 99.24 2.12 94.05 3.18 93.25 3.80 90.81 9.35
-99.48 0.54 99.31 1.09 98.83 3.02 93.88 3.55 93.20 4.19 89.63 11.11
-"""
-# Top-5 of CIFAR-100, for concentrations 1, 10 and 100.
-TABLE_24 = """\
-58.12 7.06 59.04 7.19 58.49 5.27
-57.71 6.79 58.24 5.94 58.75 5.56
-51.16 6.79 51.40 5.22 52.90 4.89
-28.88 5.64 21.25 4.64 20.05 4.61
-46.78 7.63 35.73 6.80 35.52 6.58
-61.13 6.86 56.90 7.05 55.43 5.45
-19.00 5.37 17.94 4.72 18.28 3.41
-60.04 6.82 58.55 7.12 58.73 5.39
-38.49 6.65 26.61 5.20 24.50 4.21
-60.14 6.24 58.32 6.25 59.08 5.12
-62.50 6.34 61.64 6.23 59.05 5.59
-"""
-# Top-1 of FEMNIST with 62 classes.
-TABLE_25 = """\
-80.12 12.01
-80.23 11.88
-80.03 11.78
-50.84 20.97
-73.79 14.10
-84.85 8.83
-5.98 4.55
-64.61 31.49
-59.27 15.72
-85.20 8.40
-83.36 9.61
-"""
-# ECE, MCE and top-1 for each of `NOISES`, of MNIST.
-TABLE_26 = """\
-.17 .58 82.40 .38 .67 41.01 .29 .66 66.94 .42 .75 49.52
-.17 .58 82.05 .38 .78 41.39 .29 .66 67.15 .42 .74 49.98
-.16 .58 60.86 .45 .77 44.92 .29 .59 70.51 .44 .73 51.46
-.23 .66 73.65 .50 .81 37.69 .34 .71 61.54 .45 .75 47.79
-.17 .57 82.43 .40 .78 40.75 .28 .66 68.44 .40 .73 52.41
-.18 .60 80.18 .42 .78 40.43 .28 .67 67.83 .40 .79 52.15
-.23 .66 72.05 .46 .80 37.89 .33 .72 59.80 .44 .76 45.79
-.22 .66 72.39 .42 .79 38.20 .31 .69 60.62 .41 .77 45.11
-.20 .62 77.95 .53 .81 35.88 .30 .68 66.58 .43 .74 51.30
-.16 .53 83.67 .28 .69 46.41 .27 .64 71.99 .30 .69 56.07
-.14 .49 84.78 .35 .77 46.82 .27 .66 69.23 .32 .72 54.69
-"""
-# And of CIFAR-10.
-TABLE_26_CIFAR = """\
-.46 .80 45.08 .57 .87 20.90 .52 .81 38.62 .59 .84 30.18
-.47 .80 44.31 .70 .87 21.58 .53 .81 36.91 .59 .84 29.50
-.46 .76 47.54 .65 .86 22.72 .53 .79 38.85 .61 .83 30.18
-.59 .83 30.22 .69 .89 17.44 .63 .85 25.68 .66 .87 22.04
-.54 .81 39.81 .70 .87 20.37 .60 .82 32.82 .65 .85 26.82
-.45 .78 45.27 .60 .86 23.42 .51 .81 37.85 .56 .83 31.46
-.58 .83 29.62 .66 .88 17.94 .60 .85 26.01 .64 .87 21.36
-.54 .84 29.41 .60 .88 18.17 .56 .85 26.39 .58 .87 21.72
-.62 .82 33.10 .76 .87 17.80 .66 .83 29.22 .71 .85 22.94
-.28 .69 48.79 .27 .63 26.64 .31 .71 42.66 .28 .68 35.74
-.29 .68 51.44 .40 .80 28.51 .36 .70 42.81 .37 .76 34.10
-"""
-# Top-1 and its deviation by share of the rounds that is warm-up, MM before LM.
-STARTS = (0.0, 0.2, 0.4, 0.6, 0.8)
-TABLE_27 = "89.87 4.73 92.67 4.04 92.69 3.86 92.50 4.14 91.29 6.28 91.55 4.26 92.41 "
-TABLE_27 += "3.93 92.69 3.66 92.60 3.86 90.59 9.93"
 
 LIMITS = """\
 What a setting this small can't show: levels (networks, images and populations are
@@ -607,37 +530,6 @@ def under(result: Result, each: Sequence[str]) -> Result:
     )
 
 
-def _columns(text: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of a printed table: setting -> method -> its numbers."""
-    lines = np.array([line.split() for line in text.split("\n") if line], float)
-    return {
-        name: dict(zip(NAMES, map(tuple, part), strict=True))
-        for name, part in zip(names, np.split(lines, len(names), axis=1), strict=True)
-    }
-
-
-PRINTED = {
-    "table 2.3": _columns(
-        TABLE_23,
-        [f"{d}, {k} clients" for d in ("mnist", "cifar10") for k in (50, 100, 500)],
-    ),
-    "table 2.4": _columns(TABLE_24, [f"alpha {alpha}" for alpha in (1, 10, 100)]),
-    "table 2.5": _columns(TABLE_25, ["writers"]),
-    "table 2.6": _columns(TABLE_26, [f"mnist, {n}" for n in NOISES])
-    | _columns(TABLE_26_CIFAR, [f"cifar10, {n}" for n in NOISES]),
-}
-
-
-def printed_of(part: str, method: str, setting: str) -> tuple[float, ...]:
-    """Printed numbers of a row, or nothing."""
-    method = method.removesuffix(BEST)
-    if part == "table 2.7":
-        pairs = np.array(TABLE_27.split(), float).reshape(-1, 2)
-        rows = [f"{name} from {start:g}" for name in SCHEMES for start in STARTS]
-        return dict(zip(rows, map(tuple, pairs), strict=True)).get(method, ())
-    return PRINTED.get(part, {}).get(setting, {}).get(method, ())
-
-
 def table(experiment: Experiment, part: str, metric: str, found: Found) -> Any:
     """A part of the text as a study's outcome, with its numbers and orderings."""
     place, scale = 0, 100.0
@@ -725,17 +617,6 @@ def _spread(result: Result, name: str) -> str:
     return spread(_last(result, name), ".3f")
 
 
-def claim(what: str, where: str, differences: Any) -> tuple[str, str, str, str]:
-    """A row of claims; differences by seed, of what is claimed to be better."""
-    d = np.asarray(differences)
-    if not len(d) or not np.isfinite(d).all():
-        return what, where, "", "undecided"
-    return what, where, f"{d.mean():+.4f}", verdict_of(d)
-
-
-CLAIMS = ("claim", "where", "by", "verdict")
-
-
 def inside(outcome: study.Outcome) -> Table:
     """Figure 2.3: mixtures beat both ends, each chosen on validation data."""
     rows = []
@@ -748,8 +629,8 @@ def inside(outcome: study.Outcome) -> Table:
             for which in (LAMBDAS[1:-1], (LAMBDAS[0], LAMBDAS[-1]))
         ]
         what = f"{row.method}: between > both ends"
-        rows.append(claim(what, row.setting, accuracy[0] - accuracy[1]))
-    return Table("Claims of figure 2.3", CLAIMS, rows)
+        rows.append((what, row.setting, accuracy[0] - accuracy[1]))
+    return claims_table("Claims of figure 2.3", rows)
 
 
 def over_alpha(found: Found) -> Table:
@@ -763,154 +644,14 @@ def over_alpha(found: Found) -> Table:
     }
     partial = [m for m in ("LG-FedAvg", "FedPer", "FedRep", "APFL") if m in falls]
     where = f"{settings[0]} to {settings[-1]}"
-    rows = [claim(f"{m} falls", where, falls[m]) for m in partial]
+    rows = [(f"{m} falls", where, falls[m]) for m in partial]
     rows += [
-        claim(f"{mine} falls less than {m}", where, falls[m] - falls[mine])
+        (f"{mine} falls less than {m}", where, falls[m] - falls[mine])
         for mine in OURS
         if mine in falls
         for m in partial
     ]
-    return Table("Claims of table 2.4", CLAIMS, rows)
-
-
-def profiles(
-    experiment: Experiment, outcome: study.Outcome, console: Console
-) -> list[Table]:
-    """Figure 2.5: accuracy at every mixture, and how far it dips between the ends."""
-    figure, axes = panels(5, 3.4, 1, 1)
-    rows, dips = [], {}
-    for i, row in enumerate(r for r in outcome.rows if r.method in (*OURS, "APFL")):
-        if row.result is None:
-            continue
-
-        def on_grid(metric, result=row.result):
-            names = [f"test_personal_{lam:g}_{metric}_client_mean" for lam in LAMBDAS]
-            return np.stack([result.series(n)[1][:, -1] for n in names], -1)
-
-        values, losses = on_grid("accuracy"), on_grid("loss")
-        mean, std = values.mean(0), values.std(0)
-        band(axes, LAMBDAS, mean, mean - std, mean + std, f"C{i}", row.method)
-        dips[row.method] = dip(values)
-        rows.append(
-            (
-                row.method,
-                *(f"{100 * mean[k]:.1f}" for k in (0, 5, 10)),
-                spread(100 * dips[row.method], ".2f"),
-                spread(barrier(LAMBDAS, losses), ".3f"),
-            )
-        )
-    axes.set(xlabel="lambda", ylabel="accuracy, mean over clients")
-    axes.legend()
-    setting = outcome.rows[0].setting
-    save(figure, experiment.out / f"figure 2.5 {setting}.png", console)
-    header = ("accuracy in %", "lambda 0", "0.5", "1", "dip below the better end")
-    header += ("barrier of the loss",)
-    found = [Table(f"Figure 2.5: {setting}", header, rows)]
-    if "APFL" in dips:
-        flat = [
-            claim(f"{m} is flatter than APFL", setting, dips[m] - dips["APFL"])
-            for m in OURS
-            if m in dips
-        ]
-        found.append(Table("Claims of figure 2.5", CLAIMS, flat))
-    return found
-
-
-def _around(
-    experiment: Experiment, this: Problem, params: Any, radius: float
-) -> tuple[np.ndarray, float, float]:
-    """The loss on a plane, its reach and the area of a cell.
-
-    The plane goes through the server's model and those that two clients would train
-    it to, who hold the most examples.
-    """
-    largest = np.argsort(-this.data.train.sizes)[:2]
-
-    @jax.jit
-    def trained(params, batch):
-        def loss(p):
-            return this.model.loss(p, batch, jax.random.key(0)).mean()
-
-        return jax.lax.fori_loop(
-            0,
-            20,
-            lambda _, p: jax.tree.map(
-                lambda w, g: w - experiment.client_lr * g, p, jax.grad(loss)(p)
-            ),
-            params,
-        )
-
-    corners = [trained(params, this.data.train.client(int(i))) for i in largest]
-    over = plane(params, *corners)
-    reach = radius or 3 * float(np.abs(over.corners).max())
-    side = np.linspace(-reach, reach, experiment.points)
-    assert this.data.test is not None
-    batch = {k: jnp.asarray(v) for k, v in this.data.test.examples.items()}
-
-    def loss(p):
-        return this.model.loss(p, batch, jax.random.key(0)).mean()
-
-    values = landscape(over, loss, side, side)
-    return values, reach, (side[1] - side[0]) ** 2
-
-
-def landscapes(
-    experiment: Experiment,
-    outcome: study.Outcome,
-    this: Problem,
-    console: Console,
-    within: float = 0.1,
-) -> list[Table]:
-    """Figure 2.4: the test loss around the server's models, and how wide the valley."""
-    e, widths, drawn = experiment, {}, {}
-    radius = 0.0
-    for name in ("FedAvg", *OURS):
-        row = next((r for r in outcome.rows if r.method == name and r.result), None)
-        if row is None:
-            continue
-        asked = outcome.study
-        assert isinstance(asked, study.Study)
-        method = asked.methods[name]
-        result = simulate(  # what is there, read again with its models
-            method.make(method.config, this.model.loss),
-            this.data,
-            this.model,
-            rounds=e.rounds,
-            seeds=asked.seeds,
-            eval_splits=asked.eval_splits,
-            run_dir=outcome.out / "runs" / row.setting / name,
-            resume=True,
-            progress=False,
-            cohort_size=e.cohort_size,
-        )
-        for s in range(e.num_seeds):
-            params = jax.tree.map(lambda x: x[s], result.params)  # noqa: B023
-            values, radius, cell = _around(e, this, params, radius)
-            widths.setdefault(name, []).append(width(values, cell, within))
-            drawn.setdefault(name, values)
-    figure, axes = panels(3 * len(drawn), 3, 1, len(drawn), squeeze=False)
-    top = max(np.quantile(values, 0.8) for values in drawn.values())
-    for cell, (name, values) in zip(axes[0], drawn.items(), strict=True):
-        cell.contourf(np.minimum(values, top), 20, extent=[-radius, radius] * 2)
-        cell.set_title(name, size=9)
-    setting = outcome.rows[0].setting
-    save(figure, e.out / f"figure 2.4 {setting}.png", console)
-    rows = [(name, spread(np.array(w), ".3g")) for name, w in widths.items()]
-    found = [
-        Table(
-            f"Figure 2.4: {setting}, area where the loss is at most {within:g} above "
-            f"its least",
-            ("model of the server", "area"),
-            rows,
-        )
-    ]
-    pairs = [("SuPerFed-LM", "SuPerFed-MM"), ("SuPerFed-MM", "FedAvg")]
-    wider = [
-        claim(f"{a} is wider than {b}", setting, np.subtract(widths[a], widths[b]))
-        for a, b in pairs
-        if {a, b} <= widths.keys()
-    ]
-    return [*found, Table("Claims of figure 2.4", CLAIMS, wider)]
+    return claims_table("Claims of table 2.4", rows)
 
 
 def main(experiment: Experiment) -> None:
@@ -934,7 +675,7 @@ def main(experiment: Experiment) -> None:
             found |= here
             more.append(details(part, metric, outcome, here))
             if part == "table 2.3" and "figure 2.4" in e.parts:
-                more += landscapes(e, outcome, this, console)
+                more += landscapes(e, outcome, *this, console)
             if part == "table 2.3" and "figure 2.5" in e.parts:
                 more += profiles(e, outcome, console)
             if part == "figure 2.3":
