@@ -43,7 +43,7 @@ from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.local import Carry, init_bytes, proximal_gradient, sgd_step, with_stats
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import averaging, between, mix
+from fedjax_core.personal import Mixtures, averaging, mix
 from fedjax_core.reduce import Reduction, mean, select
 from fedjax_core.transform import Transform
 from fedjax_core.types import (
@@ -259,6 +259,6 @@ def make(
     def own_models(state, row):
         kept = row[0]
         own = select(kept.took_part, kept.own, state.params)
-        return between(state.params, own, config.lambdas)
+        return Mixtures(state.params, own, config.lambdas)
 
     return dataclasses.replace(algorithm, own_models=own_models)

@@ -69,10 +69,11 @@ from fedjax_core.experiments.superfed_printed import (
     printed_of,
 )
 from fedjax_core.local import by_round
-from fedjax_core.personal import best_lambda, between
+from fedjax_core.personal import Mixtures, best_lambda
 from fedjax_core.reduce import select
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, tables, text_of, write
+from fedjax_core.types import LossFn
 
 PARTS = ("table 2.3", "table 2.4", "table 2.5", "table 2.6", "table 2.7")
 PARTS += ("figure 2.3", "figure 2.4", "figure 2.5")
@@ -347,17 +348,16 @@ def _noisy(experiment: Experiment, name: str, kind: str, rate: float) -> Federat
     return noisy if experiment.noisy_test else dataclasses.replace(noisy, test=clean)
 
 
-def _with_lambdas(algorithm: Algorithm) -> Algorithm:
-    """APFL with its own model at all mixtures besides."""
-    plain = algorithm.own_models
-    assert plain is not None
+def _mixed_apfl(experiment: Experiment, config: Any, loss_fn: LossFn) -> Algorithm:
+    """APFL with its own part at all mixtures, its personal model among them."""
+    made = apfl.make(config, loss_fn, client_optimizer=_optimizer(experiment))
 
     def own_models(state, row):
         kept = row[0]
         own = select(kept.took_part, kept.own["v"], state.params)
-        return {**plain(state, row), **between(state.params, own, LAMBDAS)}
+        return Mixtures(state.params, own, (*LAMBDAS, config.alpha))
 
-    return dataclasses.replace(algorithm, own_models=own_models)
+    return dataclasses.replace(made, own_models=own_models)
 
 
 @functools.cache
@@ -385,10 +385,6 @@ def methods(experiment: Experiment, model: Model) -> dict[str, study.Method]:
             metric=metric,
         )
 
-    def mixed_apfl(config: Any, loss_fn: Any) -> Algorithm:
-        made = apfl.make(config, loss_fn, client_optimizer=_optimizer(e))
-        return _with_lambdas(made)
-
     of_head = e.local_epochs - e.local_epochs // 2
     found = {
         "FedAvg": of(fedavg),
@@ -396,7 +392,10 @@ def methods(experiment: Experiment, model: Model) -> dict[str, study.Method]:
         "SCAFFOLD": of(scaffold),
         "LG-FedAvg": of(lg_fedavg, own, shared=upper),
         "FedPer": of(fedper, own, personal=head),
-        "APFL": dataclasses.replace(of(apfl, own, alpha=0.25), make=mixed_apfl),
+        "APFL": dataclasses.replace(
+            of(apfl, "personal_0.25_accuracy", alpha=0.25),
+            make=functools.partial(_mixed_apfl, e),
+        ),
         "pFedMe": of(pfedme, own, client_lr=0.01, prox=15.0),
         "Ditto": of(ditto, own, prox=1.0),
         "FedRep": of(fedrep, own, personal=head, head=of_head),

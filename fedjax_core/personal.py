@@ -4,7 +4,9 @@ In all of them the server averages, as in FedAvg, whatever of the model is share
 every client keeps a row of its own from which its personal model comes.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.typing import ArrayLike
 
 from fedjax_core import random, server
 from fedjax_core.arrays import num_bytes, repeat_rows
@@ -111,20 +114,40 @@ def mix(federated: PyTree, personal: PyTree, lam: Any) -> PyTree:
     )
 
 
-def between(
-    federated: Params, personal: Params, lambdas: Sequence[float]
-) -> dict[str, Params]:
-    """Models on the way from the server's to a client's own, as ``own_models`` has it.
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("federated", "personal"),
+    meta_fields=("lambdas",),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixtures(Mapping[str, Params]):
+    """Models on the way from the server's to a client's own, made when asked for.
 
-    Args:
+    That of 0.3 is called "personal_0.3". Evaluation holds one at a time.
+
+    Attributes:
       federated: what stands at 0.
       personal: what stands at 1; running statistics are its own.
-      lambdas: in [0, 1]; that of 0.3 is called "personal_0.3".
+      lambdas: in [0, 1].
     """
-    ends = trained(federated), trained(personal)
-    return {
-        f"personal_{lam:g}": with_trained(personal, mix(*ends, lam)) for lam in lambdas
-    }
+
+    federated: Params
+    personal: Params
+    lambdas: tuple[float, ...]
+
+    def at(self, lam: ArrayLike) -> Params:
+        """The model at a lambda, which may be traced."""
+        ends = trained(self.federated), trained(self.personal)
+        return with_trained(self.personal, mix(*ends, lam))
+
+    def __getitem__(self, name: str) -> Params:
+        return self.at(dict(zip(self, self.lambdas, strict=True))[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"personal_{lam:g}" for lam in self.lambdas)
+
+    def __len__(self) -> int:
+        return len(self.lambdas)
 
 
 def best_lambda(
@@ -133,13 +156,13 @@ def best_lambda(
     metric: str = "accuracy",
     split: str = "validation",
 ) -> np.ndarray:
-    """Which of `between` is best for all clients together at the end of a run, ``[S]``.
+    """Which of `Mixtures` is best for all clients at the end of a run, ``[S]``.
 
     On validation data this is a choice. On "test" it is what some papers report as
     their method's accuracy: that of the best number in hindsight.
 
     Args:
-      result: of a method whose ``own_models`` are `between`.
+      result: of a method whose ``own_models`` are `Mixtures`.
       lambdas: as there.
       metric: whose mean over clients is to be large; of equals the first is taken.
       split: that it is measured on.

@@ -25,7 +25,7 @@ from tests.reference import softmax_gradient, softmax_loss, visits
 from fedjax_core import LocalWork, Result
 from fedjax_core.algorithms import fedavg, fedprox, superfed
 from fedjax_core.local import by_round
-from fedjax_core.personal import best_lambda, between, mix
+from fedjax_core.personal import Mixtures, best_lambda, mix
 from fedjax_core.random import stream
 
 WORK = LocalWork(batch_size=3, epochs=2)
@@ -228,7 +228,7 @@ def test_the_ends_and_the_middle_of_a_mixture():
     assert_close(mix(f, f, 0.3), f, rtol=1e-6)
     thirds = [flat(mix(f, p, k / 3)) for k in range(4)]
     np.testing.assert_allclose(np.diff(thirds, 2, axis=0), 0, atol=1e-6)
-    assert list(between(f, p, (0.25, 1.0))) == ["personal_0.25", "personal_1"]
+    assert list(Mixtures(f, p, (0.25, 1.0))) == ["personal_0.25", "personal_1"]
 
 
 def test_both_gradients_are_shares_of_the_one_at_the_mixture(x64):
