@@ -32,7 +32,7 @@ import optax
 
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
-from fedjax_core.local import local_sgd, sgd_step
+from fedjax_core.local import init_bytes, local_sgd, sgd_step
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import averaging, mix, with_own_model
 from fedjax_core.reduce import Reduction
@@ -79,6 +79,7 @@ def make(
     config: Config,
     loss_fn: LossFn,
     *,
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
 ) -> Algorithm:
@@ -89,11 +90,25 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: of both models, instead of SGD with ``config.client_lr``, which
+        remains that of adaptive weights.
       transform: applied to every delta before it is sent.
       reduce: instead of the uniform mean.
     """
-    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
+    check_parts(
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        transform=transform,
+        reduce=reduce,
+    )
     sgd = optax.sgd(config.client_lr)
+    optimizer = own_optimizer = client_optimizer or sgd
+    if config.adaptive:
+        own_optimizer = optax.multi_transform(
+            {"v": optimizer, "alpha": sgd}, {"v": "v", "alpha": "alpha"}
+        )
 
     def keep(params):
         own = {"v": trained(params)}
@@ -107,7 +122,9 @@ def make(
         def loss(own, batch, key):
             return loss_fn(_mixture(config, own, model), batch, key)
 
-        own = sgd_step(loss, sgd, own, batch, turn.key, scale=scale)
+        own = sgd_step(
+            loss, own_optimizer, own, batch, turn.key, scale=scale, round=turn.round
+        )
         if config.adaptive:
             new = dict(trained(own.params))
             new["alpha"] = jnp.clip(new["alpha"], 0, 1)
@@ -117,11 +134,14 @@ def make(
     return averaging(
         "apfl",
         config,
-        with_own_model(local_sgd(loss_fn, sgd), sgd, own_step),
+        with_own_model(local_sgd(loss_fn, optimizer), own_optimizer, own_step),
         keep=keep,
         own_model=lambda params, own: _mixture(config, own, params),
         # The personal part before and after, the mixture and its gradient.
-        client_bytes=lambda params: 4 * num_bytes(params),
+        client_bytes=lambda params: (
+            4 * num_bytes(params) + init_bytes(optimizer)(params)
+        ),
+        client_optimizer=client_optimizer,
         transform=transform,
         reduce=reduce,
     )

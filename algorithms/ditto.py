@@ -23,7 +23,7 @@ import optax
 
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
-from fedjax_core.local import local_sgd, proximal_gradient, sgd_step
+from fedjax_core.local import init_bytes, local_sgd, proximal_gradient, sgd_step
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import averaging, with_own_model
 from fedjax_core.reduce import Reduction
@@ -52,23 +52,30 @@ class Config:
         check.non_negative(prox=self.prox)
 
 
-def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
+def client_program(
+    config: Config,
+    loss_fn: LossFn,
+    client_optimizer: optax.GradientTransformation | None = None,
+) -> ClientProgram:
     """One client: shared is :math:`w_t`, its row :math:`v_i`."""
-    sgd = optax.sgd(config.personal_lr)
+    optimizer = client_optimizer or optax.sgd(config.personal_lr)
 
     def own_step(received, model, own, batch, turn):
         del model
         pull = proximal_gradient(config.prox, own.params, received)
-        return sgd_step(loss_fn, sgd, own, batch, turn.key, pull)
+        return sgd_step(
+            loss_fn, optimizer, own, batch, turn.key, pull, round=turn.round
+        )
 
-    federated = local_sgd(loss_fn, optax.sgd(config.client_lr))
-    return with_own_model(federated, sgd, own_step)
+    federated = local_sgd(loss_fn, client_optimizer or optax.sgd(config.client_lr))
+    return with_own_model(federated, optimizer, own_step)
 
 
 def make(
     config: Config,
     loss_fn: LossFn,
     *,
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
 ) -> Algorithm:
@@ -79,18 +86,31 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: of both models, instead of SGD with ``config.client_lr`` and
+        ``config.personal_lr``.
       transform: applied to every delta before it is sent.
       reduce: instead of the uniform mean.
     """
-    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
+    check_parts(
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        transform=transform,
+        reduce=reduce,
+    )
     return averaging(
         "ditto",
         config,
-        client_program(config, loss_fn),
+        client_program(config, loss_fn, client_optimizer),
         keep=lambda params: params,
         own_model=lambda params, own: own,
         # The personal model before and after, and its gradient.
-        client_bytes=lambda params: 3 * num_bytes(params),
+        client_bytes=lambda params: (
+            3 * num_bytes(params)
+            + init_bytes(client_optimizer or optax.identity())(params)
+        ),
+        client_optimizer=client_optimizer,
         transform=transform,
         reduce=reduce,
     )

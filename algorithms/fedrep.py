@@ -21,6 +21,8 @@ References:
 import dataclasses
 import functools
 
+import optax
+
 from fedjax_core import check
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import partial_averaging, split
@@ -62,6 +64,7 @@ def make(
     config: Config,
     loss_fn: LossFn,
     *,
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
 ) -> Algorithm:
@@ -70,12 +73,20 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
       transform: applied to every delta of the representation before it is sent.
       reduce: instead of the uniform mean.
     """
-    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
+    check_parts(
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        transform=transform,
+        reduce=reduce,
+    )
 
-    def scale(turn):
+    def phase(turn):
         head = config.head
         if config.work.steps is None:
             head *= turn.num_steps // config.work.epochs
@@ -86,7 +97,8 @@ def make(
         config,
         loss_fn,
         functools.partial(split, names=config.personal),
-        scale=scale,
+        phase=phase,
+        client_optimizer=client_optimizer,
         transform=transform,
         reduce=reduce or mean("uniform"),
     )

@@ -56,6 +56,7 @@ def make(
     config: Config,
     loss_fn: LossFn,
     *,
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
 ) -> Algorithm:
@@ -64,11 +65,19 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
       transform: applied to every delta before it is sent.
       reduce: instead of the mean by examples.
     """
-    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
-    local = local_sgd(loss_fn, optax.sgd(config.client_lr))
+    check_parts(
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        transform=transform,
+        reduce=reduce,
+    )
+    local = local_sgd(loss_fn, client_optimizer or optax.sgd(config.client_lr))
 
     def init(received, own, turn):
         del own
@@ -87,6 +96,7 @@ def make(
         own_model=lambda params, own: own,
         # The personal model before and after.
         client_bytes=lambda params: 2 * num_bytes(params),
+        client_optimizer=client_optimizer,
         transform=transform,
         reduce=reduce or mean("examples"),
     )

@@ -20,6 +20,8 @@ References:
 
 import dataclasses
 
+import optax
+
 from fedjax_core import check
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import partial_averaging, split
@@ -52,6 +54,7 @@ def make(
     config: Config,
     loss_fn: LossFn,
     *,
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
 ) -> Algorithm:
@@ -62,15 +65,24 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
       transform: applied to every delta of the shared part before it is sent.
       reduce: instead of the mean by examples.
     """
-    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
+    check_parts(
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        transform=transform,
+        reduce=reduce,
+    )
     return partial_averaging(
         "lg_fedavg",
         config,
         loss_fn,
         lambda params: split(params, config.shared)[::-1],
+        client_optimizer=client_optimizer,
         transform=transform,
         reduce=reduce or mean("examples"),
     )

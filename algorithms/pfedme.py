@@ -30,7 +30,7 @@ from jax import lax
 
 from fedjax_core import check
 from fedjax_core.arrays import num_bytes
-from fedjax_core.local import Carry, proximal_gradient, sgd_step, with_stats
+from fedjax_core.local import Carry, init_bytes, proximal_gradient, sgd_step, with_stats
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import averaging
@@ -65,13 +65,14 @@ class Config:
         check.positive_int(personal_steps=self.personal_steps)
 
 
-def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
+def client_program(
+    config: Config, loss_fn: LossFn, solver: optax.GradientTransformation
+) -> ClientProgram:
     r"""One client: shared is :math:`w_t`, its row the last :math:`\theta_i`."""
-    sgd = optax.sgd(config.personal_lr)
 
     def init(received, own, turn):
         del own, turn
-        theta = Carry(received, sgd.init(trained(received)), Mean.zero())
+        theta = Carry(received, solver.init(trained(received)), Mean.zero())
         return trained(received), theta
 
     def step(received, carry, batch, turn):
@@ -80,7 +81,9 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
 
         def nearer(_, theta):
             pull = proximal_gradient(config.prox, theta.params, w)
-            return sgd_step(loss_fn, sgd, theta, batch, turn.key, pull)
+            return sgd_step(
+                loss_fn, solver, theta, batch, turn.key, pull, round=turn.round
+            )
 
         theta = lax.fori_loop(0, config.personal_steps, nearer, theta)
         rate = config.client_lr * config.prox
@@ -102,6 +105,7 @@ def make(
     config: Config,
     loss_fn: LossFn,
     *,
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
 ) -> Algorithm:
@@ -112,18 +116,29 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: the solver, instead of SGD with ``config.personal_lr``. It
+        starts anew in every round.
       transform: applied to every delta before it is sent.
       reduce: instead of the uniform mean.
     """
-    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
+    check_parts(
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        transform=transform,
+        reduce=reduce,
+    )
+    solver = client_optimizer or optax.sgd(config.personal_lr)
     return averaging(
         "pfedme",
         config,
-        client_program(config, loss_fn),
+        client_program(config, loss_fn, solver),
         keep=lambda params: params,
         own_model=lambda params, own: own,
         # The local model, and what personal model is kept before and after.
-        client_bytes=lambda params: 3 * num_bytes(params),
+        client_bytes=lambda params: 3 * num_bytes(params) + init_bytes(solver)(params),
+        client_optimizer=client_optimizer,
         server_lr=config.server_lr,
         transform=transform,
         reduce=reduce,

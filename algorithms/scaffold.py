@@ -15,6 +15,10 @@ and the server moves by uniform means over the cohort,
   x \leftarrow x + \frac{\eta_g}{|S|} \sum_{i \in S} (y_i - x), \qquad
   c \leftarrow c + \frac{1}{N} \sum_{i \in S} (c_i^+ - c_i) .
 
+Option II is the mean of the client's :math:`g_i` where these are steps of plain SGD.
+With another optimiser :math:`(x - y) / (K_i \eta_l)` would have its momentum, its decay
+of weights and its schedule in it, so that mean itself is taken.
+
 References:
   Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated
   Learning", ICML 2020, Algorithm 1.
@@ -29,7 +33,7 @@ import optax
 
 from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import local_sgd, with_stats
+from fedjax_core.local import init_bytes, local_sgd, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
@@ -71,9 +75,33 @@ class State(NamedTuple):
     clients: Any  # [N, ...], the c_i and the state of the transform
 
 
-def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
+def _summed() -> optax.GradientTransformation:
+    """Gradients pass, and are added up in the state."""
+
+    def update(updates, state, params=None):
+        del params
+        return updates, jax.tree.map(jnp.add, state, updates)
+
+    return optax.GradientTransformation(
+        lambda params: optax.tree.zeros_like(params), update
+    )
+
+
+def _optimizer(
+    config: Config, given: optax.GradientTransformation | None
+) -> optax.GradientTransformation:
+    if given is None:
+        return optax.sgd(config.client_lr)
+    return optax.chain(_summed(), given)
+
+
+def client_program(
+    config: Config,
+    loss_fn: LossFn,
+    client_optimizer: optax.GradientTransformation | None = None,
+) -> ClientProgram:
     """One client of Algorithm 1; shared is ``(x, c)``, the client state is ``c_i``."""
-    local = local_sgd(loss_fn, optax.sgd(config.client_lr))
+    local = local_sgd(loss_fn, _optimizer(config, client_optimizer))
 
     def init(shared, control_i, turn):
         params, control = shared
@@ -84,13 +112,15 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
     def finish(shared, carry, control_i, turn):
         params, _ = shared
         delta = jax.tree.map(jnp.subtract, trained(carry.params), trained(params))
+        if client_optimizer is None:
+            total = jax.tree.map(lambda d: -d / config.client_lr, delta)
+        else:
+            total = carry.opt_state[0]
         new = jax.tree.map(
-            lambda c, correct, d: jnp.astype(
-                -correct - d / (turn.num_steps * config.client_lr), c.dtype
-            ),
+            lambda c, correct, t: jnp.astype(t / turn.num_steps - correct, c.dtype),
             control_i,
             carry.correction,
-            delta,
+            total,
         )
         update = {"delta": delta, "control": jax.tree.map(jnp.subtract, new, control_i)}
         metrics = {"train_loss": carry.train_loss}
@@ -103,6 +133,7 @@ def make(
     config: Config,
     loss_fn: LossFn,
     *,
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
     downlink: Transform | None = None,
@@ -112,16 +143,26 @@ def make(
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``, given the corrected
+        gradients; control variates are then the mean of a client's gradients.
       transform: applied to every message, the pair of delta and control variate.
       reduce: instead of the uniform mean, of both.
       downlink: applied to the server's steps of model and control variate before
         clients receive them.
     """
     check_parts(
-        Config, config, loss_fn, transform=transform, reduce=reduce, downlink=downlink
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        transform=transform,
+        reduce=reduce,
+        downlink=downlink,
     )
     transform, reduce = transform or identity(), reduce or mean("uniform")
-    client = with_transform(client_program(config, loss_fn), transform)
+    client = with_transform(
+        client_program(config, loss_fn, client_optimizer), transform
+    )
 
     def init(params, num_clients):
         zeros = jax.tree.map(jnp.zeros_like, trained(params))
@@ -159,8 +200,12 @@ def make(
         init=init,
         round=round,
         # Its correction and its control variate, before and after.
-        client_bytes=lambda params: 3 * num_bytes(params),
+        client_bytes=lambda params: (
+            3 * num_bytes(params)
+            + init_bytes(_optimizer(config, client_optimizer))(params)
+        ),
         parts={
+            "client_optimizer": "custom" if client_optimizer else "sgd",
             "transform": transform.name,
             "reduce": reduce.name,
             "downlink": downlink.name if downlink else "none",

@@ -40,10 +40,10 @@ import optax
 
 from fedjax_core import check, random
 from fedjax_core.arrays import num_bytes, wide
-from fedjax_core.local import Carry, proximal_gradient, sgd_step, with_stats
+from fedjax_core.local import Carry, init_bytes, proximal_gradient, sgd_step, with_stats
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import averaging, between, mix
+from fedjax_core.personal import Mixtures, averaging, mix
 from fedjax_core.reduce import Reduction, mean, select
 from fedjax_core.transform import Transform
 from fedjax_core.types import (
@@ -68,13 +68,10 @@ class Config:
     Attributes:
       mixing: "model" (MM) or "layer" (LM), where the parameters of a layer, as kernel
         and bias, share a number.
-      client_lr: :math:`\eta`, step size of both models in the first round.
+      client_lr: :math:`\eta`, step size of both models.
       mu: :math:`\mu`, pull of the federated model to the received one.
       nu: :math:`\nu`, weight of the squared cosine between the two models.
       warm_up: :math:`t_{pers}`, rounds before personal models are trained.
-      momentum: of clients' SGD, in [0, 1).
-      weight_decay: of clients' SGD.
-      lr_decay: factor of the step size after every round, in (0, 1].
       lambdas: which mixtures are evaluated; that of 0.3 is "personal_0.3".
       work: local work per client and round.
     """
@@ -84,19 +81,14 @@ class Config:
     mu: float = 0.01
     nu: float = 2.0
     warm_up: int = 0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
     lambdas: tuple[float, ...] = LAMBDAS
     work: LocalWork = LocalWork()
 
     def __post_init__(self):
         check.one_of(("model", "layer"), mixing=self.mixing)
-        check.positive(client_lr=self.client_lr, lr_decay=self.lr_decay)
-        check.non_negative(mu=self.mu, nu=self.nu, weight_decay=self.weight_decay)
+        check.positive(client_lr=self.client_lr)
+        check.non_negative(mu=self.mu, nu=self.nu)
         check.seed(warm_up=self.warm_up)  # an int >= 0
-        check.fraction(momentum=self.momentum)
-        check.in_range(0, 1, lr_decay=self.lr_decay)
         for lam in self.lambdas:
             check.in_range(0, 1, lambdas=lam)
 
@@ -147,10 +139,10 @@ def _mixing(config: Config, params: PyTree, key: Key) -> PyTree:
     return jax.tree.unflatten(tree, [draws[order.index(layer)] for layer in layers])
 
 
-def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
+def client_program(
+    config: Config, loss_fn: LossFn, optimizer: optax.GradientTransformation
+) -> ClientProgram:
     r"""One client: shared is :math:`\theta_g`, its row :math:`\theta_l`."""
-    sgd = optax.sgd(config.client_lr, config.momentum or None)
-    optimizer = optax.chain(optax.add_decayed_weights(config.weight_decay), sgd)
 
     def init(received, own, turn):
         del turn
@@ -178,9 +170,17 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
             "federated": force,
             "personal": jax.tree.map(lambda a: nu * a, angle[1]),
         }
-        rate = jnp.power(config.lr_decay, turn.round.astype(float))
-        scale = {"federated": rate, "personal": jnp.where(begun, rate, 0)}
-        return sgd_step(loss, optimizer, carry, batch, turn.key, correction, scale)
+        scale = {"federated": 1, "personal": begun}
+        return sgd_step(
+            loss,
+            optimizer,
+            carry,
+            batch,
+            turn.key,
+            correction,
+            scale,
+            round=turn.round,
+        )
 
     def finish(received, carry, own, turn):
         del turn
@@ -197,6 +197,7 @@ def make(
     loss_fn: LossFn,
     *,
     init: Callable[[Key], Params],
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
 ) -> Algorithm:
@@ -209,6 +210,7 @@ def make(
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
       init: draws a client's personal model, as ``model.init`` does; unlike the server's
         where `nu` is to act.
+      client_optimizer: of both models, instead of SGD with ``config.client_lr``.
       transform: applied to every delta before it is sent.
       reduce: instead of the mean by examples.
 
@@ -216,7 +218,15 @@ def make(
       TypeError, ValueError: `init` is no function; or, when the state is made, draws
         something unlike the server's parameters.
     """
-    check_parts(Config, config, loss_fn, transform=transform, reduce=reduce)
+    check_parts(
+        Config,
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        transform=transform,
+        reduce=reduce,
+    )
+    optimizer = client_optimizer or optax.sgd(config.client_lr)
     if not callable(init):
         raise TypeError(f"init must be a function, as model.init is, got {init!r}.")
 
@@ -233,12 +243,15 @@ def make(
     algorithm = averaging(
         "superfed",
         config,
-        client_program(config, loss_fn),
+        client_program(config, loss_fn, optimizer),
         keep=keep,
         own_model=lambda params, own: own,
         draw=init,
-        # The personal model before and after, the mixture, its gradient and momentum.
-        client_bytes=lambda params: 6 * num_bytes(params),
+        # The personal model before and after, the mixture and its gradient.
+        client_bytes=lambda params: (
+            4 * num_bytes(params) + 2 * init_bytes(optimizer)(params)
+        ),
+        client_optimizer=client_optimizer,
         transform=transform,
         reduce=reduce or mean("examples"),
     )
@@ -246,6 +259,6 @@ def make(
     def own_models(state, row):
         kept = row[0]
         own = select(kept.took_part, kept.own, state.params)
-        return between(state.params, own, config.lambdas)
+        return Mixtures(state.params, own, config.lambdas)
 
     return dataclasses.replace(algorithm, own_models=own_models)

@@ -15,7 +15,7 @@ Raises:
   DataFileError: a file is damaged, not what it should be, or a copy of another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,13 +51,15 @@ def resized(x: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(resize(x))
 
 
+def mapped(data: Dataset, function: Callable[[np.ndarray], np.ndarray]) -> Dataset:
+    """The same examples with a function of all their images in the place of these."""
+    splits = {k: {**v, "x": function(v["x"])} for k, v in data.splits.items()}
+    return data._replace(**splits)
+
+
 def as_vectors(data: Dataset) -> Dataset:
     """The same examples with every image as a row of pixels, x ``[n, d]``."""
-
-    def flat(split: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {**split, "x": split["x"].reshape(len(split["x"]), -1)}
-
-    return data._replace(train=flat(data.train), test=flat(data.test))
+    return mapped(data, lambda x: x.reshape(len(x), -1))
 
 
 def to_labels(

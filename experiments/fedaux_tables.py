@@ -289,13 +289,13 @@ def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
             )
     if experiment.data is None:
         pool = digits.load()
-        pool = _mapped(pool, lambda x: x.reshape(-1, 8, 8, 1))
+        pool = images.mapped(pool, lambda x: x.reshape(-1, 8, 8, 1))
     else:
         shape = npz.read(experiment.data)["x_train"].shape[1:]
         pool = images.from_npz(
             experiment.data, experiment.num_classes, shape, (None, None)
         )
-    pool = _mapped(pool, lambda x: images.resized(x, experiment.size))
+    pool = images.mapped(pool, lambda x: images.resized(x, experiment.size))
     order = np.random.default_rng(0).permutation(len(pool.train["y"]))
     if experiment.auxiliary:
         arrays = npz.read(experiment.auxiliary[which])
@@ -306,11 +306,6 @@ def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
         extra = pool.train["x"][rest]
     own = own[: experiment.num_train]
     return pool._replace(train={k: v[own] for k, v in pool.train.items()}), extra
-
-
-def _mapped(pool: Dataset, function: Callable[[np.ndarray], np.ndarray]) -> Dataset:
-    splits = (pool.train, pool.test)
-    return Dataset(*({**split, "x": function(split["x"])} for split in splits))
 
 
 def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Problem:

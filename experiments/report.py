@@ -336,6 +336,25 @@ def cheaper(
     return study_report.Table(f"{title}, of seeds that reach {target:g}", header, rows)
 
 
+def claims_table(
+    title: str, claims: Iterable[tuple[str, str, Any]]
+) -> study_report.Table:
+    """Claims beyond those of a study.
+
+    Args:
+      title: of the table.
+      claims: what, where, and ``[S]``, by seeds: how much of it there is, above 0 where
+        it is true.
+    """
+    rows = []
+    for what, where, differences in claims:
+        d = np.asarray(differences)
+        known = len(d) and np.isfinite(d).all()
+        verdict = study_report.verdict_of(d) if known else "undecided"
+        rows.append((what, where, f"{d.mean():+.4f}" if known else "", verdict))
+    return study_report.Table(title, ("claim", "where", "by", "verdict"), rows)
+
+
 def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:
     """Raises ValueError for an empty argument; has `rule` check every value."""
     for name, values in several.items():

@@ -69,6 +69,7 @@ def sgd_step(
     key: Key,
     correction: Params | None = None,
     scale: PyTree = None,
+    **told: Any,
 ) -> Carry:
     """One local step of `optimizer` on the batch's mean loss.
 
@@ -80,6 +81,7 @@ def sgd_step(
       key: for the loss (dropout and the like).
       correction: added to the gradient, as control variates are.
       scale: a factor of the step, or one for each parameter.
+      **told: what an optimiser may ask for besides, as `by_round` does for ``round``.
     """
     start = trained(carry.params)
 
@@ -89,6 +91,11 @@ def sgd_step(
     (loss, stats), grads = jax.value_and_grad(objective, has_aux=True)(start)
     if correction is not None:
         grads = jax.tree.map(lambda g, c: g + c.astype(g.dtype), grads, correction)
+
+    def value_fn(params, round=None, phase=None):
+        del round, phase  # line searches hand on whatever they do not know
+        return objective(params)[0]
+
     # Line searches and plateau rules ask for the loss; others never see these.
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
         grads,
@@ -96,7 +103,8 @@ def sgd_step(
         start,
         value=loss,
         grad=grads,
-        value_fn=lambda params: objective(params)[0],
+        value_fn=value_fn,
+        **told,
     )
     if scale is not None:
         factors = jax.tree.broadcast(scale, updates)
@@ -109,6 +117,28 @@ def sgd_step(
     return carry._replace(params=params, opt_state=opt_state, train_loss=seen + this)
 
 
+def by_round(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+    """Steps that follow the rounds, as the last part of a clients' optimiser.
+
+    ``optax.chain(optax.sgd(0.1, 0.9), by_round(lambda t: 0.99**t))`` is SGD whose rate
+    falls by 1 % a round. Only local training tells an optimiser its round.
+
+    Args:
+      schedule: round (from 0) -> a factor of every local step.
+    """
+
+    def update(updates, state, params=None, *, round, **told):
+        del params, told
+        factor = jnp.asarray(schedule(round))
+        return jax.tree.map(lambda u: (factor * u).astype(u.dtype), updates), state
+
+    def init(params):
+        del params
+        return optax.EmptyState()
+
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore
+
+
 def proximal_gradient(mu: ArrayLike, params: Params, center: Params) -> PyTree:
     r"""The gradient :math:`\mu (w - c)` of a proximal term, of trained parameters."""
     return jax.tree.map(lambda w, c: mu * (w - c), trained(params), trained(center))
@@ -118,7 +148,6 @@ def local_sgd(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     *,
-    schedule: optax.Schedule | None = None,
     keep_optimizer: bool = False,
     proximal: ArrayLike | None = None,
 ) -> ClientProgram:
@@ -132,9 +161,7 @@ def local_sgd(
       loss_fn: per-example losses.
       optimizer: any optax transformation. It starts anew in every round, and with it a
         schedule inside it, which counts local steps: rates that follow the rounds are
-        `schedule`.
-      schedule: round (from 0) -> a factor of every local step, right where the rate is
-        the last factor of the optimiser, as in SGD with momentum or Adam.
+        `by_round`.
       keep_optimizer: the client's row of the state is the optimiser's state (start with
         ``optimizer.init(trained(params))``), which goes on where the client left it.
       proximal: :math:`\mu` of the term :math:`\frac{\mu}{2} \lVert w - w_t \rVert^2`
@@ -147,14 +174,15 @@ def local_sgd(
         return Carry(params, opt_state, Mean.zero())
 
     def step(params, carry, batch, turn):
-        scale = None if schedule is None else jnp.asarray(schedule(turn.round))
         correction = carry.correction
         if proximal is not None:
             pull = proximal_gradient(proximal, carry.params, params)
             correction = (
                 pull if correction is None else jax.tree.map(jnp.add, correction, pull)
             )
-        return sgd_step(loss_fn, optimizer, carry, batch, turn.key, correction, scale)
+        return sgd_step(
+            loss_fn, optimizer, carry, batch, turn.key, correction, round=turn.round
+        )
 
     def finish(params, carry, client_state, turn):
         del turn

@@ -30,6 +30,7 @@ from fedjax_core.evaluate import (
 )
 from fedjax_core.feed import with_local_examples
 from fedjax_core.map import map_clients
+from fedjax_core.personal import Mixtures
 from fedjax_core.plan import Capacity, Draft
 from fedjax_core.reduce import stack
 from fedjax_core.rounds import compiler_options, replicated
@@ -145,11 +146,12 @@ def _program(
 
     def by_model(f, models):
         names, stacked = models
-        if stacked is None:
+        if isinstance(names, Mixtures):
+            each = _rows(lax.map(lambda k: f(names.at(k)), jnp.array(names.lambdas)))
+        elif stacked is None:
             each = map(f, names.values())
         else:  # one program for all of them
-            sums = lax.map(f, stacked)
-            each = (jax.tree.map(lambda x: x[m], sums) for m in range(len(names)))  # noqa: B023
+            each = _rows(lax.map(f, stacked))
         return {
             f"{name}_{metric}": sums
             for name, of_model in zip(names, each, strict=True)
@@ -175,8 +177,15 @@ def _program(
     return ClientProgram(init, step, finish)
 
 
+def _rows(sums: PyTree) -> list[PyTree]:
+    count = len(jax.tree.leaves(sums)[0])
+    return [jax.tree.map(lambda x: x[m], sums) for m in range(count)]  # noqa: B023
+
+
 def _stacked(models: Mapping[str, Params]) -> tuple[Mapping[str, Any], PyTree]:
     """Models by name; if all are of one kind names alone, and leaves ``[M, ...]``."""
+    if isinstance(models, Mixtures):
+        return models, None
     kinds = {
         (jax.tree.structure(p), *((x.shape, x.dtype) for x in jax.tree.leaves(p)))
         for p in models.values()

@@ -4,7 +4,9 @@ In all of them the server averages, as in FedAvg, whatever of the model is share
 every client keeps a row of its own from which its personal model comes.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.typing import ArrayLike
 
 from fedjax_core import random, server
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import Carry, sgd_step, with_stats
+from fedjax_core.local import Carry, init_bytes, sgd_step, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean
 from fedjax_core.reduce import Reduction, mean, select
@@ -111,20 +114,40 @@ def mix(federated: PyTree, personal: PyTree, lam: Any) -> PyTree:
     )
 
 
-def between(
-    federated: Params, personal: Params, lambdas: Sequence[float]
-) -> dict[str, Params]:
-    """Models on the way from the server's to a client's own, as ``own_models`` has it.
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("federated", "personal"),
+    meta_fields=("lambdas",),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixtures(Mapping[str, Params]):
+    """Models on the way from the server's to a client's own, made when asked for.
 
-    Args:
+    That of 0.3 is called "personal_0.3". Evaluation holds one at a time.
+
+    Attributes:
       federated: what stands at 0.
       personal: what stands at 1; running statistics are its own.
-      lambdas: in [0, 1]; that of 0.3 is called "personal_0.3".
+      lambdas: in [0, 1].
     """
-    ends = trained(federated), trained(personal)
-    return {
-        f"personal_{lam:g}": with_trained(personal, mix(*ends, lam)) for lam in lambdas
-    }
+
+    federated: Params
+    personal: Params
+    lambdas: tuple[float, ...]
+
+    def at(self, lam: ArrayLike) -> Params:
+        """The model at a lambda, which may be traced."""
+        ends = trained(self.federated), trained(self.personal)
+        return with_trained(self.personal, mix(*ends, lam))
+
+    def __getitem__(self, name: str) -> Params:
+        return self.at(dict(zip(self, self.lambdas, strict=True))[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"personal_{lam:g}" for lam in self.lambdas)
+
+    def __len__(self) -> int:
+        return len(self.lambdas)
 
 
 def best_lambda(
@@ -133,13 +156,13 @@ def best_lambda(
     metric: str = "accuracy",
     split: str = "validation",
 ) -> np.ndarray:
-    """Which of `between` is best for all clients together at the end of a run, ``[S]``.
+    """Which of `Mixtures` is best for all clients at the end of a run, ``[S]``.
 
     On validation data this is a choice. On "test" it is what some papers report as
     their method's accuracy: that of the best number in hindsight.
 
     Args:
-      result: of a method whose ``own_models`` are `between`.
+      result: of a method whose ``own_models`` are `Mixtures`.
       lambdas: as there.
       metric: whose mean over clients is to be large; of equals the first is taken.
       split: that it is measured on.
@@ -179,6 +202,7 @@ def averaging(
     draw: Callable[[Key], PyTree] | None = None,
     split: Split = lambda params: (params, None),
     server_lr: float = 1.0,
+    client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
 ) -> Algorithm:
@@ -196,6 +220,7 @@ def averaging(
       draw: what a client has when it first takes part, in the place of `keep`'s.
       split: what of the model is shared, by default all of it.
       server_lr: step size along the mean delta.
+      client_optimizer: what `program` was given in the place of plain SGD, if anything.
       transform: applied to every delta before it is sent: clipping, compression.
       reduce: instead of the uniform mean: by examples, robust or noisy.
     """
@@ -250,7 +275,11 @@ def averaging(
         client_bytes=lambda params: (
             client_bytes(params) + num_bytes(jax.eval_shape(of_transform, params))
         ),
-        parts={"transform": transform.name, "reduce": reduce.name},
+        parts={
+            "client_optimizer": "custom" if client_optimizer else "sgd",
+            "transform": transform.name,
+            "reduce": reduce.name,
+        },
     )
 
 
@@ -297,7 +326,8 @@ def partial_averaging(
     loss_fn: LossFn,
     split: Split,
     *,
-    scale: Callable[[Turn], tuple[Any, Any]] = lambda turn: (1, 1),
+    phase: Callable[[Turn], tuple[Any, Any]] | None = None,
+    client_optimizer: optax.GradientTransformation | None,
     transform: Transform | None,
     reduce: Reduction,
 ) -> Algorithm:
@@ -308,26 +338,27 @@ def partial_averaging(
       config: its hyper-parameters, with fields `work` and `client_lr`, of plain SGD.
       loss_fn: per-example losses.
       split: which parameters are shared.
-      scale: factors of a step of those that are shared and of a client's own.
+      phase: whether a step trains those that are shared, and a client's own; both, if
+        left out. An optimiser does not see the steps that it does not take.
+      client_optimizer: instead of SGD with ``config.client_lr``.
       transform: as in `averaging`.
       reduce: as in `averaging`.
     """
-    sgd = optax.sgd(config.client_lr)
+    optimizer = client_optimizer or optax.sgd(config.client_lr)
+    if phase is not None:
+        optimizer = _in_turns(optimizer, split)
 
     def init(shared, own, turn):
         del turn
         params = merge(shared, own)
-        return Carry(params, sgd.init(trained(params)), Mean.zero())
+        return Carry(params, optimizer.init(trained(params)), Mean.zero())
 
     def step(shared, carry, batch, turn):
         del shared
-        of_shared, of_own = scale(turn)
-        parts = split(trained(carry.params))
-        factors = merge(
-            jax.tree.map(lambda _: of_shared, parts[0]),
-            jax.tree.map(lambda _: of_own, parts[1]),
-        )
-        return sgd_step(loss_fn, sgd, carry, batch, turn.key, scale=factors)
+        told = {"round": turn.round}
+        if phase is not None:
+            told["phase"] = phase(turn)
+        return sgd_step(loss_fn, optimizer, carry, batch, turn.key, **told)
 
     def finish(shared, carry, own, turn):
         del turn
@@ -342,8 +373,34 @@ def partial_averaging(
         keep=lambda params: split(params)[1],
         own_model=lambda params, own: merge(split(params)[0], own),
         # A client's own parameters before and after.
-        client_bytes=lambda params: 2 * num_bytes(split(params)[1]),
+        client_bytes=lambda params: (
+            2 * num_bytes(split(params)[1]) + init_bytes(optimizer)(params)
+        ),
         split=split,
+        client_optimizer=client_optimizer,
         transform=transform,
         reduce=reduce,
     )
+
+
+def _in_turns(
+    optimizer: optax.GradientTransformation, split: Split
+) -> optax.GradientTransformationExtraArgs:
+    """An optimiser for each of two parts, that goes on in the steps of its `phase`."""
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init(params):
+        return tuple(map(optimizer.init, split(params)))
+
+    def update(updates, state, params, *, phase, **told):
+        moved, kept = [], []
+        for on, gradient, before, part in zip(
+            phase, split(updates), state, split(params), strict=True
+        ):
+            step, after = optimizer.update(gradient, before, part, **told)
+            still = jax.tree.map(jnp.zeros_like, step)
+            moved.append(select(on, step, still))
+            kept.append(select(on, after, before))
+        return merge(*moved), tuple(kept)
+
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore

@@ -108,8 +108,12 @@ METHODS: dict[str, tuple[Callable[..., Algorithm], Any]] = {
     "apfl": (apfl.make, apfl.Config(work=WORK)),
     "pfedme": (pfedme.make, pfedme.Config(work=WORK)),
     "superfed": (
-        partial(superfed.make, init=lambda key: drawn_like(key, PARAMS)),
-        superfed.Config(client_lr=0.1, mixing="layer", momentum=0.5, work=WORK),
+        partial(
+            superfed.make,
+            init=lambda key: drawn_like(key, PARAMS),
+            client_optimizer=optax.sgd(0.1, 0.5),
+        ),
+        superfed.Config(mixing="layer", work=WORK),
     ),
     "ditto": (ditto.make, ditto.Config(work=WORK)),
     "fedyogi": (fedopt.make, fedopt.Config(rule="yogi", work=WORK)),

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tests.algorithms.personal_rounds import (
     COHORTS,
@@ -23,14 +24,18 @@ from tests.reference import softmax_gradient, softmax_loss, visits
 
 from fedjax_core import LocalWork, Result
 from fedjax_core.algorithms import fedavg, fedprox, superfed
-from fedjax_core.personal import best_lambda, between, mix
+from fedjax_core.local import by_round
+from fedjax_core.personal import Mixtures, best_lambda, mix
 from fedjax_core.random import stream
 
 WORK = LocalWork(batch_size=3, epochs=2)
-CONFIG = superfed.Config(
-    client_lr=0.3, mu=0.2, nu=0.7, warm_up=1, momentum=0.5, weight_decay=0.1,
-    lr_decay=0.9, work=WORK,
-)  # fmt: skip
+CONFIG = superfed.Config(client_lr=0.3, mu=0.2, nu=0.7, warm_up=1, work=WORK)
+RATE, MOMENTUM, DECAY, FALL = 0.3, 0.5, 0.1, 0.9
+OPTIMIZER = optax.chain(
+    optax.add_decayed_weights(DECAY),
+    optax.sgd(RATE, MOMENTUM),
+    by_round(lambda t: FALL**t),
+)
 
 
 def drawn(key) -> Any:
@@ -69,7 +74,7 @@ def client(config, t, key, w, own, batches):
     """Algorithm 2.4 with a number for the whole model, one step after the other."""
     f, p, on = dict(w), dict(own), t >= config.warm_up
     memory = [{k: 0 * x for k, x in w.items()} for _ in range(2)]
-    rate = config.client_lr * config.lr_decay**t
+    rate = RATE * FALL**t
     for s, batch in enumerate(batches):
         turn = jax.random.fold_in(stream(key, "step"), s)
         lam = float(jax.random.uniform(stream(turn, "lambda"))) * on
@@ -81,10 +86,10 @@ def client(config, t, key, w, own, batches):
             slope = {
                 n: part * g[n] + config.nu * on * angle[k][n]
                 + config.mu * (f[n] - w[n]) * (k == 0)
-                + config.weight_decay * model[n]
+                + DECAY * model[n]
                 for n in f
             }  # fmt: skip
-            memory[k] = {n: config.momentum * memory[k][n] + slope[n] for n in f}
+            memory[k] = {n: MOMENTUM * memory[k][n] + slope[n] for n in f}
             steps.append({n: model[n] - rate * memory[k][n] for n in f})
         f, p = steps[0], steps[1] if on else p
     return f, p
@@ -105,7 +110,7 @@ def make(config, **kwargs):
 
 @pytest.fixture(scope="module")
 def run():
-    algorithm = make(CONFIG)
+    algorithm = make(CONFIG, client_optimizer=OPTIMIZER)
     return algorithm, list(rounds(algorithm))
 
 
@@ -223,7 +228,7 @@ def test_the_ends_and_the_middle_of_a_mixture():
     assert_close(mix(f, f, 0.3), f, rtol=1e-6)
     thirds = [flat(mix(f, p, k / 3)) for k in range(4)]
     np.testing.assert_allclose(np.diff(thirds, 2, axis=0), 0, atol=1e-6)
-    assert list(between(f, p, (0.25, 1.0))) == ["personal_0.25", "personal_1"]
+    assert list(Mixtures(f, p, (0.25, 1.0))) == ["personal_0.25", "personal_1"]
 
 
 def test_both_gradients_are_shares_of_the_one_at_the_mixture(x64):
@@ -299,8 +304,6 @@ def test_there_is_no_force_between_parallel_models_or_at_right_angles(x64):
         ({"mu": -1}, "mu must be >= 0 and finite, got -1"),
         ({"nu": -1}, "nu must be >= 0 and finite, got -1"),
         ({"warm_up": -1}, "warm_up must be"),
-        ({"momentum": 1}, r"momentum must be in \[0, 1\), got 1"),
-        ({"lr_decay": 1.5}, r"lr_decay must be in \[0, 1\], got 1.5"),
         ({"lambdas": (0.0, 1.1)}, r"lambdas must be in \[0, 1\], got 1.1"),
     ],
 )

@@ -8,7 +8,13 @@ import pytest
 
 from fedjax_core import LocalWork, Packed, local_sgd, map_clients, mean, plan_round
 from fedjax_core.arrays import repeat_rows
-from fedjax_core.local import check_whole_epochs, full_gradient, full_loss, init_bytes
+from fedjax_core.local import (
+    by_round,
+    check_whole_epochs,
+    full_gradient,
+    full_loss,
+    init_bytes,
+)
 from fedjax_core.map import two_passes
 
 # Loss (w - x)^2 / 2 of one example each: the gradient is w - x.
@@ -42,7 +48,7 @@ def descend(w, x, rate, momentum=0.0, velocity=0.0):
 
 @pytest.mark.parametrize("round", [0, 1, 4])
 def test_a_schedule_follows_the_rounds(round):
-    program = local_sgd(loss, optax.sgd(0.4), schedule=lambda t: 0.5**t)
+    program = local_sgd(loss, optax.chain(optax.sgd(0.4), by_round(lambda t: 0.5**t)))
     got = run(program, 2.0, round).update
     expected = np.mean([descend(2.0, x, 0.4 * 0.5**round)[0] - 2 for x in (1, 5)])
     np.testing.assert_allclose(got, expected, rtol=1e-6)

@@ -5,38 +5,42 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedjax_core import Result, study
+from fedjax_core import Result, study, study_report
+from fedjax_core.algorithms import superfed
 from fedjax_core.experiments import superfed_tables as tables
+from fedjax_core.experiments.superfed_printed import BEST, NAMES, PRINTED
 
 SMOKE = tables.PRESETS["smoke"]
 
 
 def test_printed_numbers_have_their_place():
-    first = tables.PRINTED["table 2.3"]["mnist, 50 clients"]
+    first = PRINTED["table 2.3"]["mnist, 50 clients"]
     assert tuple(first["SuPerFed-LM"]) == (99.48, 0.54)
-    last = tables.PRINTED["table 2.3"]["cifar10, 500 clients"]
+    last = PRINTED["table 2.3"]["cifar10, 500 clients"]
     assert tuple(last["SCAFFOLD"]) == (40.27, 26.90)
-    assert tuple(tables.PRINTED["table 2.4"]["alpha 100"]["APFL"]) == (55.43, 5.45)
-    assert tuple(tables.PRINTED["table 2.5"]["writers"]["pFedMe"]) == (5.98, 4.55)
-    noisy = tables.PRINTED["table 2.6"]
+    assert tuple(PRINTED["table 2.4"]["alpha 100"]["APFL"]) == (55.43, 5.45)
+    assert tuple(PRINTED["table 2.5"]["writers"]["pFedMe"]) == (5.98, 4.55)
+    noisy = PRINTED["table 2.6"]
     assert tuple(noisy["mnist, pair 0.4"]["FedAvg"]) == (0.38, 0.67, 41.01)
     assert tuple(noisy["cifar10, symmetric 0.6"]["FedRep"]) == (0.71, 0.85, 22.94)
 
 
 def test_every_part_compares_its_methods():
     whole = dataclasses.replace(
-        SMOKE, parts=tables.PARTS, methods=tables.NAMES, alphas=(1.0, 100.0),
+        SMOKE, parts=tables.PARTS, methods=NAMES, alphas=(1.0, 100.0),
         noises=(("pair", 0.4),), mus=(0.0, 1.0), hidden=(12, 12),
     )  # fmt: skip
     clients = tables.populations(whole)
     studies = tables.make_studies(whole, clients)
-    for name, this in studies.items():
+    for (part, _), this in studies.items():
         (setting,) = this.settings.values()
         assert setting.data.validation is not None
         assert this.eval_splits == ("validation", "test")
-        if not name.startswith(("table 2.7", "figure")):
-            assert tuple(this.methods) == tables.NAMES, name
-    (starts,) = (s for n, s in studies.items() if n.startswith("table 2.7"))
+        if part not in ("table 2.7", "figure 2.3"):
+            assert tuple(this.methods) == NAMES, part
+        if part == "figure 2.3":  # rows of other numbers share a program
+            assert len({m.make for m in this.methods.values()}) == 1
+    (starts,) = (s for (part, _), s in studies.items() if part == "table 2.7")
     begins = [m.config.warm_up for m in starts.methods.values()]
     assert begins == [0, 1, 2, 3, 4] * 2
     # Labels are wrong where clients train and choose, and right in the test.
@@ -70,49 +74,94 @@ def outcome(values) -> study.Outcome:
 def test_the_shared_lambda_and_the_spreads_are_those_of_the_clients():
     grid = dict.fromkeys(tables.LAMBDAS, (0.5, 0.5))
     grid |= {0.3: (0.9, 0.7), 0.7: (0.6, 0.8)}
-    found = tables.cells(outcome({"SuPerFed-MM": grid}))
-    chosen, hindsight = found
-    assert hindsight.method == "SuPerFed-MM, best on test"
-    for cell in (chosen, hindsight):
-        np.testing.assert_array_equal(cell.lambdas, [0.3, 0.3])
-        np.testing.assert_allclose(cell.mean["accuracy"], [0.8, 0.8])
-        np.testing.assert_allclose(cell.std["accuracy"], 0.1)
-    table = tables.accuracies("table 2.3", "mnist, 50 clients", found)
-    assert table.rows[0][:2] == ("SuPerFed-MM", "80.00 ± 0.00")
-    assert table.rows[0][2] == "10.00"
-    assert table.rows[0][4:] == ("99.45 (0.46)", "0.3 0.3")
-    lines = tables.records({"table 2.3": {"here": found}})
-    assert [x["metric"] for x in lines[:3]] == ["accuracy", "top5", "loss"]
+    run = outcome({"SuPerFed-MM": grid})
+    found = tables.chosen(run)
+    assert list(found) == [("SuPerFed-MM", "here"), (f"SuPerFed-MM{BEST}", "here")]
+    for result in found.values():
+        np.testing.assert_allclose(result.series("test_accuracy")[1], [[0.8], [0.8]])
+    shown = tables.details("table 2.3", "accuracy", run, found)
+    assert shown.rows[0][:2] == ("SuPerFed-MM", "0.1000")
+    assert shown.rows[0][4] == "0.3 0.3"
 
 
-def cell(method, accuracy, ece=0.1):
-    mean = {"accuracy": np.full(5, accuracy) + np.arange(5) * 1e-4}
-    mean |= {"ece": np.full(5, ece), "top5": mean["accuracy"]}
-    return tables.Cell(method, "here", mean, {}, np.zeros(0))
-
-
-def test_claims_are_held_or_not_by_the_seeds():
-    some = [cell("FedAvg", 0.5, 0.3), cell("SuPerFed-MM", 0.6), cell("APFL", 0.7)]
-    said = tables.claims({"table 2.6": {"here": some}})
-    verdicts = {row[0]: row[3] for row in said.rows}
-    assert verdicts["SuPerFed-MM > FedAvg"] == "held"
-    assert verdicts["SuPerFed-MM > APFL"] == "not held"
-    assert verdicts["ECE of SuPerFed-MM < FedAvg"] == "held"
-    grid = [
-        cell(f"MM, mu {mu:g}, nu {nu:g}", 0.5 + 0.1 * (nu == 1) - 0.2 * (mu == 1))
-        for mu in (0.0, 0.01, 1.0)
-        for nu in (0.0, 1.0, 5.0)
-    ]
-    said = tables.claims({"figure 2.3": {"here": grid}})
-    assert [row[0] for row in said.rows] == ["MM: nu 1 > 0", "MM: mu 0.01 > 1"]
-    assert {row[3] for row in said.rows} == {"held"}
-    falls = {
-        f"alpha {a}": [cell("FedPer", x), cell("SuPerFed-MM", 0.9)]
-        for a, x in ((1, 0.8), (100, 0.6))
+def test_printed_numbers_stand_beside_ours(tmp_path):
+    found = results({"SuPerFed-MM": 0.6, f"SuPerFed-MM{BEST}": 0.6}, "mnist, pair 0.4")
+    e = dataclasses.replace(SMOKE, out=tmp_path)
+    by_metric = {
+        metric: tables.table(e, "table 2.6", metric, found).study.printed
+        for metric in ("accuracy", "ece", "mce")
     }
-    said = tables.claims({"table 2.4": falls})
-    assert said.rows[-1][0] == "FedPer falls as clients become alike"
-    assert said.rows[-1][3] == "held"
+    for suffix in ("", BEST):
+        cell = f"SuPerFed-MM{suffix}", "mnist, pair 0.4"
+        assert by_metric["accuracy"][cell] == pytest.approx(0.4641)
+        assert by_metric["ece"][cell] == 0.28
+        assert by_metric["mce"][cell] == 0.69
+
+
+def results(means, setting="here"):
+    """Method -> accuracy, or (accuracy, ECE), as results of five seeds."""
+    found = {}
+    for method, value in means.items():
+        accuracy, ece = value if isinstance(value, tuple) else (value, 0.1)
+        values = {
+            f"test_{name}": np.full((5, 1), x) + np.arange(5)[:, None] * 1e-4
+            for name, x in (("accuracy", accuracy), ("top5", accuracy), ("ece", ece))
+        }
+        found[method, setting] = Result(
+            tuple(range(5)), 5, {}, np.array([5]), values, {}, None, []
+        )
+    return found
+
+
+def verdicts(shown):
+    return {row[0]: row[-1] for row in shown.rows}
+
+
+def test_orders_are_held_or_not_by_the_seeds(tmp_path):
+    e = dataclasses.replace(
+        SMOKE, out=tmp_path, mus=(0.0, 0.01, 1.0), more_nus=(0.0, 1.0, 5.0)
+    )
+    some = {"FedAvg": (0.5, 0.3), "SuPerFed-MM": 0.6, "APFL": 0.7}
+    for metric, expected in (
+        ("accuracy", {"FedAvg": "held", "APFL": "not held"}),
+        ("ece", {"FedAvg": "held", "APFL": "undecided"}),
+    ):
+        *_, said = study_report.tables(
+            tables.table(e, "table 2.6", metric, results(some))
+        )
+        for other, verdict in expected.items():
+            assert verdicts(said)[f"SuPerFed-MM > {other}"] == verdict
+    grid = {
+        tables.grid_point("MM", mu, nu): 0.5 + 0.1 * (nu == 1) - 0.2 * (mu == 1)
+        for mu in e.mus
+        for nu in e.more_nus
+    }
+    outcome = tables.table(e, "figure 2.3", "accuracy", results(grid))
+    *_, said = study_report.tables(outcome)
+    assert len(said.rows) == 2
+    assert {row[-1] for row in said.rows} == {"held"}
+
+
+def test_falls_over_alpha_are_compared():
+    found = {}
+    for alpha, partial in ((1, 0.8), (100, 0.6)):
+        found |= results({"FedPer": partial, "SuPerFed-MM": 0.9}, f"alpha {alpha}")
+    said = verdicts(tables.over_alpha(found))
+    # Seeds repeat here, so that differences do.
+    assert said == {
+        "FedPer falls": "held",
+        "SuPerFed-MM falls less than FedPer": "held",
+    }
+
+
+def test_the_inside_is_compared_with_ends_chosen_on_validation_data():
+    grid = dict.fromkeys(tables.LAMBDAS, (0.5, 0.5))
+    high = dict.fromkeys((0.4, 0.5), (0.7, 0.7))
+    run = outcome({"inside": grid | high, "ends": grid | {1.0: (0.9, 0.9)}})
+    config = superfed.Config(mu=0.01, nu=1.0)
+    run = run._replace(rows=[row._replace(config=config) for row in run.rows])
+    rows = tables.inside(run).rows
+    assert [float(row[2]) for row in rows] == pytest.approx([0.2, -0.4])
 
 
 def test_impossible_tables_are_refused():

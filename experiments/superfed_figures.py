@@ -1,0 +1,155 @@
+"""Figures 2.4 and 2.5 of Hahn's dissertation: valleys of the loss, all mixtures."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from fedjax_core import FederatedData, Model, simulate, study
+from fedjax_core.algorithms.superfed import LAMBDAS
+from fedjax_core.experiments.report import band, claims_table, panels, save
+from fedjax_core.experiments.superfed_printed import OURS
+from fedjax_core.landscape import barrier, dip, landscape, plane, width
+from fedjax_core.result import spread
+from fedjax_core.study_report import Table
+
+
+def profiles(experiment: Any, outcome: study.Outcome, console: Console) -> list[Table]:
+    """Figure 2.5: accuracy at every mixture, and how far it dips between the ends."""
+    figure, axes = panels(5, 3.4, 1, 1)
+    rows, dips = [], {}
+    for i, row in enumerate(r for r in outcome.rows if r.method in (*OURS, "APFL")):
+        if row.result is None:
+            continue
+
+        def on_grid(metric, result=row.result):
+            names = [f"test_personal_{lam:g}_{metric}_client_mean" for lam in LAMBDAS]
+            return np.stack([result.series(n)[1][:, -1] for n in names], -1)
+
+        values, losses = on_grid("accuracy"), on_grid("loss")
+        mean, std = values.mean(0), values.std(0)
+        band(axes, LAMBDAS, mean, mean - std, mean + std, f"C{i}", row.method)
+        dips[row.method] = dip(values)
+        rows.append(
+            (
+                row.method,
+                *(f"{100 * mean[k]:.1f}" for k in (0, 5, 10)),
+                spread(100 * dips[row.method], ".2f"),
+                spread(barrier(LAMBDAS, losses), ".3f"),
+            )
+        )
+    axes.set(xlabel="lambda", ylabel="accuracy, mean over clients")
+    axes.legend()
+    setting = outcome.rows[0].setting
+    save(figure, experiment.out / f"figure 2.5 {setting}.png", console)
+    header = ("accuracy in %", "lambda 0", "0.5", "1", "dip below the better end")
+    header += ("barrier of the loss",)
+    found = [Table(f"Figure 2.5: {setting}", header, rows)]
+    if "APFL" in dips:
+        flat = [
+            (f"{m} is flatter than APFL", setting, dips[m] - dips["APFL"])
+            for m in OURS
+            if m in dips
+        ]
+        found.append(claims_table("Claims of figure 2.5", flat))
+    return found
+
+
+def _around(
+    experiment: Any, data: FederatedData, model: Model, params: Any, radius: float
+) -> tuple[np.ndarray, float, float]:
+    """The loss on a plane, its reach and the area of a cell.
+
+    The plane goes through the server's model and those that two clients would train
+    it to, who hold the most examples.
+    """
+    largest = np.argsort(-data.train.sizes)[:2]
+
+    @jax.jit
+    def trained(params, batch):
+        def loss(p):
+            return model.loss(p, batch, jax.random.key(0)).mean()
+
+        return jax.lax.fori_loop(
+            0,
+            20,
+            lambda _, p: jax.tree.map(
+                lambda w, g: w - experiment.client_lr * g, p, jax.grad(loss)(p)
+            ),
+            params,
+        )
+
+    corners = [trained(params, data.train.client(int(i))) for i in largest]
+    over = plane(params, *corners)
+    reach = radius or 3 * float(np.abs(over.corners).max())
+    side = np.linspace(-reach, reach, experiment.points)
+    assert data.test is not None
+    batch = {k: jnp.asarray(v) for k, v in data.test.examples.items()}
+
+    def loss(p):
+        return model.loss(p, batch, jax.random.key(0)).mean()
+
+    values = landscape(over, loss, side, side)
+    return values, reach, (side[1] - side[0]) ** 2
+
+
+def landscapes(
+    experiment: Any,
+    outcome: study.Outcome,
+    data: FederatedData,
+    model: Model,
+    console: Console,
+    within: float = 0.1,
+) -> list[Table]:
+    """Figure 2.4: the test loss around the server's models, and how wide the valley."""
+    e, widths, drawn = experiment, {}, {}
+    radius = 0.0
+    for name in ("FedAvg", *OURS):
+        row = next((r for r in outcome.rows if r.method == name and r.result), None)
+        if row is None:
+            continue
+        asked = outcome.study
+        assert isinstance(asked, study.Study)
+        method = asked.methods[name]
+        result = simulate(  # what is there, read again with its models
+            method.make(method.config, model.loss),
+            data,
+            model,
+            rounds=e.rounds,
+            seeds=asked.seeds,
+            eval_splits=asked.eval_splits,
+            run_dir=outcome.out / "runs" / row.setting / name,
+            resume=True,
+            progress=False,
+            cohort_size=e.cohort_size,
+        )
+        for s in range(e.num_seeds):
+            params = jax.tree.map(lambda x: x[s], result.params)  # noqa: B023
+            values, radius, cell = _around(e, data, model, params, radius)
+            widths.setdefault(name, []).append(width(values, cell, within))
+            drawn.setdefault(name, values)
+    figure, axes = panels(3 * len(drawn), 3, 1, len(drawn), squeeze=False)
+    top = max(np.quantile(values, 0.8) for values in drawn.values())
+    for cell, (name, values) in zip(axes[0], drawn.items(), strict=True):
+        cell.contourf(np.minimum(values, top), 20, extent=[-radius, radius] * 2)
+        cell.set_title(name, size=9)
+    setting = outcome.rows[0].setting
+    save(figure, e.out / f"figure 2.4 {setting}.png", console)
+    rows = [(name, spread(np.array(w), ".3g")) for name, w in widths.items()]
+    found = [
+        Table(
+            f"Figure 2.4: {setting}, area where the loss is at most {within:g} above "
+            f"its least",
+            ("model of the server", "area"),
+            rows,
+        )
+    ]
+    pairs = [("SuPerFed-LM", "SuPerFed-MM"), ("SuPerFed-MM", "FedAvg")]
+    wider = [
+        (f"{a} is wider than {b}", setting, np.subtract(widths[a], widths[b]))
+        for a, b in pairs
+        if {a, b} <= widths.keys()
+    ]
+    return [*found, claims_table("Claims of figure 2.4", wider)]
