@@ -136,8 +136,8 @@ def make(
         decided = mixing.init(num_clients) if mixing else ()
         return State(params, server.init(server_opt, params), kept, clients, decided)
 
-    def decide(state, cohort, key):
-        """What the cohort's losses make of the weights, and the pass that told them."""
+    def hear(mixing, state, cohort, key):
+        """The pass in which clients tell their losses, and what is decided by them."""
         told = map_clients(
             full_loss(loss_fn),
             state.params,
@@ -148,12 +148,12 @@ def make(
         return told, *mixing.update(state.mixing, Told.by(told, cohort))
 
     def round(state, cohort, key):
-        by, decided = reduce, state.mixing
+        heard, by, trains = None, reduce, cohort
         if mixing is not None:
-            told, decided, weights = decide(state, cohort, key)
-            by, cohort = mean(weights), cohort.only(told.valid)
+            heard = told, _, weights = hear(mixing, state, cohort, key)
+            by, trains = mean(weights), cohort.only(told.valid)
         results = map_clients(
-            client, state.params, cohort, key, reduce=by, client_state=state.clients
+            client, state.params, trains, key, reduce=by, client_state=state.clients
         )
         step, opt_state = server.direction(
             server_opt, state.params, state.opt_state, results.update
@@ -162,13 +162,14 @@ def make(
             downlink, state.params, step, state.downlink, cohort, key
         )
         params = server.move(state.params, step, results.update)
-        new = State(params, opt_state, kept, results.client_state, decided)
-        if mixing is None:
+        new = State(params, opt_state, kept, results.client_state, state.mixing)
+        if heard is None:
             return new, results.metrics | sent
+        told, decided, weights = heard
         mixed = jnp.where(told.valid, weights * told.client_metrics["loss"], 0).sum()
         objective = mixed / jnp.where(weights.sum() == 0, 1, weights.sum())
         metrics = two_passes(told, results) | sent | {"mixed_loss": objective}
-        return new, metrics
+        return new._replace(mixing=decided), metrics
 
     return Algorithm(
         name="fedavg",

@@ -52,6 +52,7 @@ def respond(
     check.one_of(CDFS, cdf=cdf)
     check.non_negative(low=low, high=high)
     losses = as_float(losses)
+    low, high = jnp.asarray(low, losses.dtype), jnp.asarray(high, losses.dtype)
     there = jnp.ones(losses.shape, bool) if valid is None else jnp.asarray(valid)
     mean = jnp.where(there, losses, 0).sum() / jnp.maximum(there.sum(), 1)
     # A NaN is no zero: it goes on.
@@ -94,7 +95,8 @@ def doubly_robust(
     """
     r, here = as_float(responses), jnp.asarray(sampled)
     share = here.mean(dtype=r.dtype)
-    guess = jnp.where(here, r, 0).sum() / here.sum() if imputed is None else imputed
+    own = jnp.where(here, r, 0).sum() / here.sum()
+    guess = own if imputed is None else as_float(imputed)
     return guess + jnp.where(here, (r - guess) / share, 0)
 
 

@@ -197,15 +197,19 @@ def test_coefficients_plug_into_every_server_and_client():
         )
         got, _, _ = next(rounds(fedopt.make(config, softmax_loss, mixing=mixing)))
         for name, d in step.items():
-            v = 1e-8 + d**2 if rule == "adagrad" else None
-            v = 0.999e-8 + 0.001 * d**2 if rule == "adam" else v
-            v = 1e-8 - 0.001 * d**2 * np.sign(1e-8 - d**2) if rule == "yogi" else v
+            v = {
+                "adagrad": 1e-8 + d**2,
+                "adam": 0.999e-8 + 0.001 * d**2,
+                "yogi": 1e-8 - 0.001 * d**2 * np.sign(1e-8 - d**2),
+            }[rule]
             expected = START[name] + 0.01 * (1 - beta1) * d / (np.sqrt(v) + 1e-4)
             np.testing.assert_allclose(got.params[name], expected, rtol=1e-5, atol=1e-6)
     near = fedprox.make(fedprox.Config(mu=0.5, **COMMON), softmax_loss, mixing=mixing)
     got, _, _ = next(rounds(near))
     moves = deltas(START, cohort, 0.3, proximal=0.5)
-    weight = np.asarray(fair.respond(list(told(START, moves).values()), high=0.5))
+    weight = np.asarray(
+        fair.respond(np.array(list(told(START, moves).values())), high=0.5)
+    )
     excess = (weight - weight.mean()) / (0.5 * (1 + weight.mean()))
     p = np.exp(np.sqrt(np.log(8)) / (2.5 * np.sqrt(2)) * excess)
     weights = dict(zip(moves, p / p.sum(), strict=True))

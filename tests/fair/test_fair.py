@@ -26,6 +26,13 @@ def points(*shape):
     return RNG.dirichlet(np.full(shape[-1], 0.5), shape[:-1])
 
 
+def heard(losses, ids):
+    """What a cohort tells, clients of one example."""
+    n = len(losses)
+    ids = jnp.asarray(np.array(ids))
+    return Told(jnp.asarray(losses), jnp.ones(n, bool), ids, jnp.ones(n, int))
+
+
 # Responses
 
 
@@ -285,7 +292,7 @@ def test_a_tilt_minimises_its_objective():
     # Along the simplex -r + log(p / q) is constant.
     slope = -r + np.log(p / q)
     np.testing.assert_allclose(slope, slope[0])
-    told = Told(jnp.asarray(r), np.ones(3, bool), np.arange(3), 1e6 * q)
+    told = heard(r, range(3))._replace(num_examples=jnp.asarray(1e6 * q))
     _, got = fair.tilted(lambda F: F, name="it")[1]((), told)
     np.testing.assert_allclose(got, p, rtol=1e-9)
 
@@ -410,9 +417,7 @@ def devices(K, plays, cdf="normal"):
     decider = aaggff_d.decider(aaggff_d.Config(cdf=cdf))
     state = decider.init(K)
     for ids, F in plays:
-        n = len(ids)
-        told = Told(jnp.asarray(F), np.ones(n, bool), np.asarray(ids), np.ones(n, int))
-        state, w = decider.update(state, told)
+        state, w = decider.update(state, heard(F, ids))
         yield state, np.asarray(w)
 
 
@@ -531,7 +536,7 @@ def test_the_surrogate_of_devices_stays_below_its_bound():
     for t, (total, p, _) in enumerate(literal_devices(K, plays), 1):
         paid += (np.asarray(total) - G) @ past
         G, past = np.asarray(total), p
-        assert paid - G.min() <= fair.ftrl_bound(t, K, slope)
+        assert paid - G.min() <= fair.ftrl_bound(t, K, float(np.asarray(slope)))
 
 
 def test_regret_decomposes_for_any_losses_and_points():
@@ -565,13 +570,14 @@ def test_a_bound_is_refused_where_nothing_is_proven():
 def test_the_printed_curvature_exceeds_what_is_proven():
     # 1 / 4 L is K / 4 for the range [0, 1 / K].
     K, F = 8, RNG.random(8)
-    told = Told(jnp.asarray(F), np.ones(K, bool), np.arange(K), np.ones(K, int))
+    told = heard(F, range(K))
     g = np.asarray(
         fair.decision_gradient(np.full(K, 1 / K), fair.respond(F, high=1 / K))
     )
-    for curvature, beta in (("printed", 2.0), ("proven", 0.5)):
-        decider = aaggff_s.decider(aaggff_s.Config(curvature=curvature))
+    printed, proven = aaggff_s.Config(), aaggff_s.Config(curvature="proven")
+    for config, beta in ((printed, 2.0), (proven, 0.5)):
+        decider = aaggff_s.decider(config)
         state, _ = jax.jit(decider.update)(decider.init(K), told)
         np.testing.assert_allclose(state.hessian, 4 * np.eye(K) + beta * np.outer(g, g))
     with pytest.raises(ValueError, match="aaggff_s must have all 9 clients"):
-        decider.update(decider.init(9), told)
+        aaggff_s.decider().update(aaggff_s.decider().init(9), told)
