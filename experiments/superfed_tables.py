@@ -488,20 +488,26 @@ Found = Mapping[tuple[str, str], Result]
 """(method, setting) -> result, of the model that stands in tables."""
 
 
+def choices(row: study.Row) -> dict[str, np.ndarray]:
+    """Lambdas by seed, ``[S]``: SuPerFed's in two ways, of others none."""
+    if row.result is None or row.error:
+        return {}
+    if row.metric != "test_personal_0.5_accuracy":
+        return {row.method: np.zeros(0)}
+    return {
+        row.method: best_lambda(row.result, LAMBDAS),
+        row.method + BEST: best_lambda(row.result, LAMBDAS, split="test"),
+    }
+
+
 def chosen(outcome: study.Outcome) -> dict[tuple[str, str], Result]:
     """All that finished, as "test_accuracy" and so on; SuPerFed's by both choices."""
     found = {}
     for row in outcome.rows:
-        if row.result is None or row.error:
-            continue
         model = row.metric.removeprefix("test_").removesuffix("accuracy")
-        choices = {row.method: [model] * len(row.result.seeds)}
-        if model == "personal_0.5_":
-            choices = {
-                row.method + suffix: _names(best_lambda(row.result, LAMBDAS, split=on))
-                for suffix, on in (("", "validation"), (BEST, "test"))
-            }
-        for method, each in choices.items():
+        for method, lambdas in choices(row).items():
+            assert row.result is not None
+            each = _names(lambdas) or [model] * len(row.result.seeds)
             found[method, row.setting] = under(row.result, each)
     return found
 
@@ -529,7 +535,9 @@ def under(result: Result, each: Sequence[str]) -> Result:
     )
 
 
-def table(experiment: Experiment, part: str, metric: str, found: Found) -> Any:
+def table(
+    experiment: Experiment, part: str, metric: str, found: Found
+) -> study.Outcome:
     """A part of the text as a study's outcome, with its numbers and orderings."""
     place, scale = 0, 100.0
     if part == "table 2.6":
@@ -584,12 +592,7 @@ def orders(
 
 def details(part: str, metric: str, outcome: study.Outcome, found: Found) -> Table:
     """Deviations over clients beside the text's, losses, and what lambda was taken."""
-    lambdas = {}
-    for row in outcome.rows:
-        if row.result is not None and row.metric == "test_personal_0.5_accuracy":
-            for suffix, on in (("", "validation"), (BEST, "test")):
-                best = best_lambda(row.result, LAMBDAS, split=on)
-                lambdas[row.method + suffix] = " ".join(f"{x:g}" for x in best)
+    lambdas = {k: v for row in outcome.rows for k, v in choices(row).items()}
     more = ("ece_per_batch", "mce_per_batch") if part == "table 2.6" else ()
     rows = []
     for (method, setting), result in found.items():
@@ -600,8 +603,8 @@ def details(part: str, metric: str, outcome: study.Outcome, found: Found) -> Tab
                 method,
                 f"{deviation:.4f}",
                 f"{known[1] / 100:.4f}" if known and part != "table 2.6" else "",
-                *(_spread(result, name) for name in ("loss", *more)),
-                lambdas.get(method, ""),
+                *(spread(_last(result, name), ".3f") for name in ("loss", *more)),
+                " ".join(f"{x:g}" for x in lambdas[method]),
             )
         )
     header = ("method", "over clients", "printed", "loss", *more, "lambda, by seed")
@@ -610,10 +613,6 @@ def details(part: str, metric: str, outcome: study.Outcome, found: Found) -> Tab
 
 def _last(result: Result, name: str) -> np.ndarray:
     return result.series(f"test_{name}")[1][:, -1]
-
-
-def _spread(result: Result, name: str) -> str:
-    return spread(_last(result, name), ".3f")
 
 
 def inside(outcome: study.Outcome) -> Table:
@@ -679,10 +678,12 @@ def main(experiment: Experiment) -> None:
                 more += profiles(e, outcome, console)
             if part == "figure 2.3":
                 more.append(inside(outcome))
-        if part == "table 2.4":
+            more += [x for x in tables(outcome) if x.title in ("Failed", "Unfinished")]
+        if part == "table 2.4" and found:
             more.append(over_alpha(found))
         parts.append(f"# {part.capitalize()}\n")
-        for name in (metric, *(("ece", "mce") if part == "table 2.6" else ())):
+        metrics = (metric, "ece", "mce") if part == "table 2.6" else (metric,)
+        for name in metrics if found else ():
             whole = table(e, part, name, found)
             show(*tables(whole))
             console.print(f"page of {part}, {name}: {write(whole)}", highlight=False)

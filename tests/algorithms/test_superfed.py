@@ -10,7 +10,9 @@ import optax
 import pytest
 from tests.algorithms.personal_rounds import (
     COHORTS,
+    EXAMPLES,
     KEY,
+    OFFSETS,
     SIZES,
     START,
     N,
@@ -22,9 +24,10 @@ from tests.algorithms.personal_rounds import (
 )
 from tests.reference import softmax_gradient, softmax_loss, visits
 
-from fedjax_core import LocalWork, Result
+from fedjax_core import Execution, FederatedData, LocalWork, Packed, Result
 from fedjax_core.algorithms import fedavg, fedprox, superfed
 from fedjax_core.local import by_round
+from fedjax_core.own_models import compile_own_evaluation
 from fedjax_core.personal import Mixtures, best_lambda, mix
 from fedjax_core.random import stream
 
@@ -139,6 +142,30 @@ def test_rounds_match_the_text(run):
         for lam in (0, 0.3, 1):
             expected = {k: (1 - lam) * w[k] + lam * end[k] for k in w}
             assert_close(found[f"personal_{lam:g}"], expected, rtol=5e-4)
+
+
+def test_all_mixtures_are_evaluated_as_each_would_be(run):
+    algorithm, states = run
+    state = states[-1][0]
+    data = FederatedData(Packed(EXAMPLES, OFFSETS), test=Packed(EXAMPLES, OFFSETS))
+
+    def metrics(params, batch):
+        return {"loss": softmax_loss(params, batch, None)}
+
+    evaluate = compile_own_evaluation(
+        algorithm.own_models, metrics, data, ("test",), Execution()
+    )
+    one_seed = jax.tree.map(lambda x: x[None], state)
+    _, found = evaluate(one_seed._replace(clients=()), one_seed.clients)
+    for i in np.flatnonzero(SIZES):
+        row = jax.tree.map(lambda x: x[i], state.clients)  # noqa: B023
+        own = slice(OFFSETS[i], OFFSETS[i + 1])
+        for name, model in algorithm.own_models(state, row).items():
+            expected, _ = softmax_gradient(
+                jax.tree.map(np.asarray, model), X[own], Y[own]
+            )
+            got = found[f"test_{name}_loss"][0, i]
+            np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
 def test_personal_models_start_apart_and_rest_before_they_are_trained(run):
