@@ -152,7 +152,7 @@ class Experiment:
     alphas: tuple[float, ...] = (0.01, 1.0)
     cohort_size: int = 10
     methods: tuple[str, ...] = NAMES
-    rounds: int = 20
+    rounds: int = 15
     per_class: int = 10
     model: Literal["small", "resnet10"] = "small"
     width: int = 8
