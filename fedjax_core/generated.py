@@ -134,7 +134,7 @@ def learner(
 
 
 def fit_seed(key: Key) -> jax.Array:
-    """The seed of the server's classifier after a round with this key; ``[]`` uint32."""
+    """Seed of the server's classifier after a round with this key; ``[]`` uint32."""
     return jax.random.bits(random.stream(key, "learner"), dtype=jnp.uint32)
 
 
