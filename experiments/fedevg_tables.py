@@ -152,7 +152,7 @@ class Experiment:
     alphas: tuple[float, ...] = (0.01, 1.0)
     cohort_size: int = 10
     methods: tuple[str, ...] = NAMES
-    rounds: int = 20
+    rounds: int = 15
     per_class: int = 10
     model: Literal["small", "resnet10"] = "small"
     width: int = 8
@@ -182,7 +182,10 @@ class Experiment:
             size=self.size, num_train=self.num_train, num_test=self.num_test,
             rounds=self.rounds, cohort_size=self.cohort_size, width=self.width,
             num_seeds=self.num_seeds, feature_epochs=self.feature_epochs,
+            batch_size=self.batch_size,
         )  # fmt: skip
+        if self.local_steps is not None:
+            check.positive_int(local_steps=self.local_steps)
 
     @property
     def work(self) -> LocalWork:

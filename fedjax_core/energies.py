@@ -234,7 +234,7 @@ def _wide(x: jax.Array) -> jnp.dtype:
 
 
 def step_sizes(
-    first: ArrayLike, last: ArrayLike, rounds: int, form: Literal["ddpm", "half"]
+    first: float, last: float, rounds: int, form: Literal["ddpm", "half"]
 ) -> optax.Schedule:
     r"""Step sizes of the server's chain by round, from `first` to `last`, falling.
 

@@ -134,8 +134,8 @@ def learner(
 
 
 def fit_seed(key: Key) -> jax.Array:
-    """The seed of the server's classifier after a round with this key; ``[]``."""
-    return jax.random.bits(random.stream(key, "learner"))
+    """Seed of the server's classifier after a round with this key; ``[]`` uint32."""
+    return jax.random.bits(random.stream(key, "learner"), dtype=jnp.uint32)
 
 
 def drawn(
