@@ -155,7 +155,7 @@ class Experiment:
     noise_std: float = 2.0
     spread: float = 0.15
     rho: float = 4.0
-    image_rho: float = 0.5
+    image_rho: float = 2.0
     strength: float = 0.1
     gradient_bound: float = 0.05
     first: float = 0.001
@@ -571,8 +571,8 @@ def claims(experiment: Experiment) -> Iterator[Claim]:
         ("5.4b", "zeta", experiment.decays, False),
     ):
         for low, high in itertools.pairwise(numbers):
-            pair = [(name, f"{sign} = {x:g}") for x in (high, low)]
-            yield Claim(*(pair if down else pair[::-1]))
+            most, least = ((name, f"{sign} = {x:g}") for x in (high, low))
+            yield Claim(most, least) if down else Claim(least, most)
     yield Claim(("5.5a", some), ("5.5a", zero))
     yield Claim(("5.5b", some), ("5.5b", zero))
     for tau in experiment.taus:

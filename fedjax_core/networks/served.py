@@ -230,7 +230,7 @@ def cluster_mix(tau: ArrayLike, num_clusters: int) -> jax.Array:
     """
     if num_clusters == 1:
         return jnp.ones((1, 1))
-    eye = jnp.eye(num_clusters)
+    eye, tau = jnp.eye(num_clusters), jnp.asarray(tau)
     return (1 - tau) * eye + tau / (num_clusters - 1) * (1 - eye)
 
 
