@@ -155,7 +155,7 @@ class Experiment:
     noise_std: float = 2.0
     spread: float = 0.15
     rho: float = 4.0
-    image_rho: float = 0.5
+    image_rho: float = 2.0
     strength: float = 0.1
     gradient_bound: float = 0.05
     first: float = 0.001
@@ -170,8 +170,8 @@ class Experiment:
     num_images: int = 300
     figures: tuple[str, ...] = (
         *("5.1a", "5.1a, less noise", "5.1a, unlike tasks", "5.1b", "5.1c", "5.2"),
-        *("5.3", "5.3, no privacy", "5.4a", "5.4b", "5.5a", "5.5b", "5.5c"),
-        *("5.6a", "5.6b"),
+        *("5.3", "5.3, no privacy", "5.4a", "5.4b", "5.5a", "5.5a, more noise", "5.5b"),
+        *("5.5c", "5.6a", "5.6b"),
     )
     num_seeds: int = 10
     seed: int = 1
@@ -283,9 +283,12 @@ def _over_decay(e):
 
 
 def _images(
-    taus: Sequence[tuple[float, float]] | None, rows: int, some: bool = True
+    taus: Sequence[tuple[float, float]] | None,
+    rows: int,
+    some: bool = True,
+    noise: float = 1.0,
 ) -> Callable[..., dict[str, pgfl.Config]]:
-    """PGFL with each tau and decay, of examples of so many rows."""
+    """PGFL with each tau and decay, of examples of so many rows, with more noise."""
 
     def of(e):
         base = dataclasses.replace(
@@ -294,7 +297,7 @@ def _images(
             rho=e.image_rho,
             solver_steps=10,
             # An example is all its rows, which a neighbour may change together.
-            gradient_bound=rows * e.gradient_bound,
+            gradient_bound=rows * noise * e.gradient_bound,
         )
         chosen = [(tau, 1.0) for tau in e.taus] if taus is None else taus
         return {
@@ -352,6 +355,13 @@ FIGURES = {
         "pairs of digits",
         "digits",
         _images(_PLAIN, 2),
+        rounds="image_rounds",
+        tasks=PAIRS,
+    ),
+    "5.5a, more noise": Figure(
+        "pairs of digits, noise four times as large",
+        "digits",
+        _images(_PLAIN, 2, noise=4.0),
         rounds="image_rounds",
         tasks=PAIRS,
     ),
@@ -571,9 +581,11 @@ def claims(experiment: Experiment) -> Iterator[Claim]:
         ("5.4b", "zeta", experiment.decays, False),
     ):
         for low, high in itertools.pairwise(numbers):
-            pair = [(name, f"{sign} = {x:g}") for x in (high, low)]
-            yield Claim(*(pair if down else pair[::-1]))
-    yield Claim(("5.5a", some), ("5.5a", zero))
+            most, least = ((name, f"{sign} = {x:g}") for x in (high, low))
+            yield Claim(most, least) if down else Claim(least, most)
+    for name in ("5.5a", "5.5a, more noise"):
+        yield Claim((name, some), (name, zero), "start")
+        yield Claim((name, some), (name, zero))
     yield Claim(("5.5b", some), ("5.5b", zero))
     for tau in experiment.taus:
         if 0.4 <= tau <= 0.6:

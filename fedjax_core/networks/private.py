@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, num_neighbours
@@ -71,7 +72,7 @@ def sender_to(
     budget: Budget | None,
     gradient_bound: float | None,
     num_examples: jax.Array,
-    curvature: Callable[[Round], jax.Array],
+    curvature: Callable[[Round], ArrayLike],
 ) -> Callable[..., tuple[jax.Array, Ledger]]:
     """`sender` for messages to any number of others, ``heard [n]`` int32 of them.
 

@@ -230,7 +230,7 @@ def cluster_mix(tau: ArrayLike, num_clusters: int) -> jax.Array:
     """
     if num_clusters == 1:
         return jnp.ones((1, 1))
-    eye = jnp.eye(num_clusters)
+    eye, tau = jnp.eye(num_clusters), jnp.asarray(tau)
     return (1 - tau) * eye + tau / (num_clusters - 1) * (1 - eye)
 
 
@@ -304,7 +304,7 @@ def quality(world: World, W: jax.Array, models: jax.Array) -> Metrics:
     if world.test is not None:
         X, y = world.test
         scores = jnp.einsum("cnd,sqd->sqcn", X, models)
-        right = (scores * y > 0).mean(-1)
+        right = (scores * y[None, None] > 0).mean(-1)
         of_client = right[world.server, world.cluster, world.task]
         out |= {"accuracy": of_client.mean(), "accuracy_of_client": of_client}
     return out
