@@ -67,7 +67,7 @@ def numpy_loop(world, mu=0.4, m=4, max_delay=10):
     world = jax.tree.map(np.asarray, world)
     (iterations, num_clients, _), d = world.x.shape, world.test_z.shape[1]
     omega, b = (np.float64(a) for a in world.features)
-    x, y = np.float64(world.x), np.float64(world.y)
+    x, y = np.asarray(world.x, np.float64), np.asarray(world.y, np.float64)
     arrived, available, delay = world.events
     base, clients = np.arange(d) < m, np.arange(num_clients)
 

@@ -201,7 +201,7 @@ def test_messages_beyond_the_whole_numbers_of_float32_are_exact():
     labels = np.arange(n, dtype=np.uint8) % 2
     assert coded_bits(jnp.asarray(labels), 2) >> 24 == n
     n, number = 200_003, math.log2(num_label_vectors(16, 10))
-    p = np.tile(np.float32([0.5, 0.25, 0.25, *[0] * 7]), (n, 1))
+    p = np.tile(np.array([0.5, 0.25, 0.25, *[0] * 7], np.float32), (n, 1))
     message, _ = soft_labels(16).apply(Message(p, Bits.of(0)), (), KEY)
     expected = math.ceil(n * number)
     assert expected > 2**24

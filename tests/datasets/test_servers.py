@@ -1,5 +1,7 @@
 """Clients of several servers have the laws of the text, by their key alone."""
 
+from typing import Any, cast
+
 import jax
 import numpy as np
 import pytest
@@ -53,7 +55,7 @@ def test_pairs_are_images_of_the_task_and_tested_on_others():
 
 
 def test_what_cannot_be_drawn_is_refused():
-    images = np.ones((3, 2, 4))
+    images, alone = np.ones((3, 2, 4)), cast(Any, [(0, 1)])
     for wrong, match in (
         (lambda: related_lines(jax.random.key(0), sizes=(0, 3)), "least_size must be"),
         (lambda: related_lines(jax.random.key(0), sizes=(4, 3)), "least_size must be"),
@@ -63,7 +65,7 @@ def test_what_cannot_be_drawn_is_refused():
             "classes in 0..2",
         ),
         (
-            lambda: class_pairs(jax.random.key(0), images, images, [(0, 1)]),
+            lambda: class_pairs(jax.random.key(0), images, images, alone),
             "pairs of groups",
         ),
     ):

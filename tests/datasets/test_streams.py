@@ -30,7 +30,7 @@ def world():
 
 def test_inputs_are_an_autoregressive_process_in_its_stationary_law():
     n, theta, mean, std = 20_000, 0.8, 0.2, 0.7
-    law = (np.full(n, v, np.float32) for v in (theta, mean, std))
+    law = (jnp.full(n, v, jnp.float32) for v in (theta, mean, std))
     normal = jax.random.normal(KEY, (6, n))
     s = np.asarray(streams.autoregressive(normal, *law), np.float64)
     centre = mean * np.sqrt((1 + theta) / (1 - theta))
@@ -151,10 +151,17 @@ def test_rows_of_a_population_arrive_once_each():
 
 def test_settings_out_of_range_are_refused():
     arrived = jnp.ones((3, 2), bool)
+    wrong, right, many = np.array([0, 2]), np.array([0, 1]), np.array([4])
     for act, match in (
-        (lambda: streaming.draw_events(KEY, arrived, (0, 2)), "probability"),
-        (lambda: streaming.draw_events(KEY, arrived, (0, 1), 1.0), "delay_decay"),
-        (lambda: streaming.draw_arrivals(KEY, (4,), 3), r"samples must be in \[0, 3\]"),
+        (lambda: streaming.draw_events(KEY, arrived, wrong), "probability"),
+        (
+            lambda: streaming.draw_events(KEY, arrived, right, 1.0),
+            "delay_decay",
+        ),
+        (
+            lambda: streaming.draw_arrivals(KEY, many, 3),
+            r"samples must be in \[0, 3\]",
+        ),
         (lambda: streams.Config(shares=(1.5,)), "shares must be in"),
         (lambda: streams.Config(availability=(-1,)), "availability must be in"),
         (lambda: streaming.draw_features(KEY, 2, 3, 0.0), "width must be > 0"),

@@ -19,7 +19,8 @@ def result(error, tau) -> Result:
     """Six runs that come near `error`, with weights like `tau`, ``[T]``."""
     up = np.linspace(1, 1.2, SEEDS)[:, None]
     falls = error + (1 - error) * 0.8 ** np.arange(50)
-    seen = dict.fromkeys(("deviation", "printed_deviation", "test_mse"), up * falls)
+    measured = ("deviation", "printed_deviation", "test_mse")
+    seen = dict.fromkeys(measured, up * falls)
     names = ("few", "some", "many", "fewest", "median", "most")
     weights = {f"tau_{name}": np.tile(tau, (SEEDS, 1)) for name in names}
     weights["tau"] = weights["tau_few"]

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,7 @@ def test_figures_are_run_drawn_and_written_and_left_out_without_files(tmp_path, 
 
 
 def test_settings_out_of_range_are_refused():
+    wrong: Any
     for wrong, match in (
         ({"taus": (0, 0.2)}, "taus must have 0 and 0.4"),
         ({"figures": ("5.9",)}, "figures must be"),

@@ -1,5 +1,7 @@
 """Networks of clusters: what nodes hear, node by node, and how far off they are."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,8 @@ def test_errors_are_those_of_the_rows_that_exist():
     X, y = rng.normal(size=(2, 4, 3)), rng.normal(size=(2, 4))
     mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], bool)
     W, truth = rng.normal(size=(2, 2, 3))
-    nodes = labelled.Nodes(jnp.arange(2), *3 * ((X, y, mask),), truth)
+    rows: Any = (X, y, mask)
+    nodes = labelled.Nodes(jnp.arange(2), rows, rows, rows, jnp.asarray(truth))
     found = labelled.errors(nodes, jnp.asarray(W))
     apart, norm = ((W - truth) ** 2).sum(1), np.linalg.norm(truth, axis=1)
     np.testing.assert_allclose(found["deviation"], (apart / norm**2).mean(), rtol=1e-5)
@@ -51,17 +54,20 @@ def test_errors_are_those_of_the_rows_that_exist():
     np.testing.assert_allclose(found["deviation_of_node"], apart / norm**2, rtol=1e-5)
     mse = [((X[0] @ W[0] - y[0]) ** 2).mean(), ((X[1] @ W[1] - y[1])[:2] ** 2).mean()]
     np.testing.assert_allclose(found["test_mse"], np.mean(mse), rtol=1e-5)
-    np.testing.assert_array_equal(labelled.cluster_sizes(5, CLUSTER)[:3], [4, 2, 2])
+    np.testing.assert_array_equal(
+        labelled.cluster_sizes(5, jnp.asarray(CLUSTER))[:3], [4, 2, 2]
+    )
 
 
 def test_what_is_no_network_of_clusters_is_refused():
     X, y = np.ones((2, 4, 3)), np.ones((2, 4))
-    rows, none = (X, y, y > 0), (X, y, np.array([[True] * 4, [False] * 4]))
+    rows: Any = (X, y, y > 0)
+    none: Any = (X, y, np.array([[True] * 4, [False] * 4]))
     for cluster, valid, match in (
         ([0, 2], rows, r"cluster must be in 0..1, got 2 for node 1"),
         ([-1, 0], rows, "got -1 for node 0"),
         ([0, 1], none, "got none for node 1"),
     ):
-        nodes = labelled.Nodes(np.array(cluster), rows, valid, rows, np.ones((2, 3)))
+        nodes = labelled.Nodes(jnp.array(cluster), rows, valid, rows, jnp.ones((2, 3)))
         with pytest.raises(ValueError, match=match):
             labelled.checked(2, nodes)

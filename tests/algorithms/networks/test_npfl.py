@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -164,8 +165,9 @@ POLICIES = {
 def test_F6_whole_rounds_by_hand(name, x64):
     config = dataclasses.replace(BASE, policy=POLICIES[name])
     world, states = follow(config, 12)
-    by_hand = list(loop(config, world.nodes, 12, KEY))
-    for n, (W, dual, tau) in enumerate(by_hand):
+    W: Any = None
+    dual: Any = None
+    for n, (W, dual, tau) in enumerate(loop(config, world.nodes, 12, KEY)):
         np.testing.assert_allclose(states.admm.params[n], W, atol=1e-10)
         np.testing.assert_allclose(states.admm.dual[n], dual, atol=1e-10)
         np.testing.assert_allclose(states.tau[n], tau, atol=1e-10)
@@ -181,9 +183,9 @@ def test_F6_whole_rounds_by_hand(name, x64):
 
 
 def test_F1_the_golden_run_of_two_nodes():
-    one = np.ones((2, 1))
-    rows = (one[..., None], np.array([[0.0], [2.0]]), one > 0)
-    nodes = labelled.Nodes(np.zeros(2, int), rows, rows, rows, one)
+    one: Any = np.ones((2, 1))
+    rows: Any = (one[..., None], np.array([[0.0], [2.0]]), one > 0)
+    nodes = labelled.Nodes(jnp.zeros(2, int), rows, rows, rows, one)
     _, states = follow(
         npfl.Config(), 8, graph=builders.chain(2), draw=lambda key: nodes
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +31,10 @@ def make_world(seed=0, num_clients=K, d=D, iterations=T, available=0.5, late=0.5
     x = rng.standard_normal((*shape, d)) / np.sqrt(d)
     truth = rng.standard_normal(d)
     y = x @ truth + 0.1 * rng.standard_normal(shape)
-    arrived = rng.random(shape) < 0.8
-    events = Events(
-        arrived,
-        arrived & (rng.random(shape) < available),
-        (rng.geometric(1 - late, shape) - 1).astype(np.int32),
-    )
+    arrived: Any = rng.random(shape) < 0.8
+    there: Any = arrived & (rng.random(shape) < available)
+    delay: Any = (rng.geometric(1 - late, shape) - 1).astype(np.int32)
+    events = Events(arrived, there, delay)
     floats = (x, y, x[0], y[0])
     x, y, test_x, test_y = (a.astype(np.float32) for a in floats)
     return World(x, y, events, None, test_x, test_y)
@@ -202,26 +201,25 @@ def test_the_recursion_in_matrices_gives_the_same():
 
 
 def test_masks_are_the_ones_of_the_text():
+    offsets: Any = pao_fed._offsets
     for d, m, period, hits in ((200, 4, 50, 1), (200, 32, 25, 4), (12, 4, 3, 1)):
         config = dataclasses.replace(BASE, num_shared=m)
-        starts = [
-            int(pao_fed._offsets(config, m, d, n, 1)[0]) for n in range(period + 1)
-        ]
+        starts = [int(offsets(config, m, d, n, 1)[0]) for n in range(period + 1)]
         entries = [(s + np.arange(m)) % d for s in starts[:period]]
         assert starts[period] == starts[0]
         assert (np.bincount(np.concatenate(entries), minlength=d) == hits).all()
         # At one time, so many consecutive clients share every entry equally often.
-        of_clients = np.asarray(pao_fed._offsets(config, m, d, 7, period))
+        of_clients = np.asarray(offsets(config, m, d, 7, period))
         entries = ((of_clients[:, None] + np.arange(m)) % d).ravel()
         assert (np.bincount(entries, minlength=d) == hits).all()
         for n, k in ((0, 0), (3, 2), (70, 5)):
-            start = pao_fed._offsets(config, m, d, n, 6)[k]
+            start = offsets(config, m, d, n, 6)[k]
             rows = np.zeros(d, bool)
             rows[(start + np.arange(m)) % d] = True
             np.testing.assert_array_equal(rows, mask(config, d, n, k))
             alike = dataclasses.replace(config, coordinated=True)
             np.testing.assert_array_equal(
-                np.unique(pao_fed._offsets(alike, m, d, n, 6)), m * n % d
+                np.unique(offsets(alike, m, d, n, 6)), m * n % d
             )
 
 
@@ -251,7 +249,7 @@ def test_what_is_received_next_has_been_refined_since_it_was_received():
 def test_sharing_everything_without_delay_is_federated_least_mean_squares():
     world = ideal(make_world())
     expected, w = [], np.zeros(D)
-    for x, y in zip(np.float64(world.x), np.float64(world.y), strict=True):
+    for x, y in zip(*(np.asarray(a, float) for a in (world.x, world.y)), strict=True):
         w = w + 0.3 / K * x.T @ (y - x @ w)
         expected.append(w)
     whole = dataclasses.replace(BASE, num_shared=D)

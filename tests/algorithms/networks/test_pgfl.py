@@ -1,6 +1,7 @@
 """PGFL by hand in double precision: whole rounds, golden runs, limits, privacy."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +20,14 @@ S, Q, K, D, M = 4, 3, 24, 3, 5
 GRAPH = builders.random_connected(S, 2.0, seed=3)
 A = np.asarray(GRAPH.dense(), np.float64)
 ONE = Graph.from_edges(np.zeros((0, 2), int), num_nodes=1)
-SERVER = np.arange(K) // 6
-CLUSTER = np.arange(K) % 6 // 2
+SERVER: Any = np.arange(K) // 6
+CLUSTER: Any = np.arange(K) % 6 // 2
 SIZES = np.array([2, 3, 4, 5] * 6)
 RNG = np.random.default_rng(5)
-X = RNG.normal(size=(K, M, D))
-TRUTH = RNG.normal(size=(Q, D))[CLUSTER]
-Y = np.einsum("kmd,kd->km", X, TRUTH) + RNG.normal(size=(K, M))
-MASK = np.arange(M) < SIZES[:, None]
+X: Any = RNG.normal(size=(K, M, D))
+TRUTH: Any = RNG.normal(size=(Q, D))[CLUSTER]
+Y: Any = np.einsum("kmd,kd->km", X, TRUTH) + RNG.normal(size=(K, M))
+MASK: Any = np.arange(M) < SIZES[:, None]
 CLIENTS = served.Clients(SERVER, CLUSTER, X, Y, MASK, TRUTH)
 BUDGET = DynamicBudget(0.02, 0.95)
 RIDGE = pgfl.Config(Q, 2.0, 0.3)
@@ -151,12 +152,12 @@ def test_G3_duals_cancel_in_the_means_of_servers_nearby():
 
 
 def test_G4_the_golden_run_of_two_clients_halves_the_error_with_every_round():
-    ones = np.ones((2, 1, 1))
+    ones: Any = np.ones((2, 1, 1))
     two = served.Clients(
-        np.zeros(2, int),
-        np.zeros(2, int),
+        jnp.zeros(2, int),
+        jnp.zeros(2, int),
         ones,
-        np.array([[0.0], [2.0]]),
+        jnp.array([[0.0], [2.0]]),
         ones[:, 0] > 0,
     )
     _, states = follow(pgfl.Config(1, 2.0), 10, ONE, two)
@@ -253,7 +254,7 @@ def test_G9_G10_the_drift_by_other_clusters_is_bounded(x64):
     for tau, bound in zip(falling, served.drift_bound(falling), strict=True):
         b = (1 - tau) * b + tau
         np.testing.assert_allclose(bound, b, rtol=1e-12)
-    hat = RNG.normal(size=(S, Q, D))
+    hat: Any = RNG.normal(size=(S, Q, D))
     eta = max(
         ((hat[:, q] - hat[:, r]) ** 2).sum(-1).max() for q in range(Q) for r in range(Q)
     )
@@ -383,8 +384,9 @@ def test_single_steps_by_hand_keep_servers_that_agree(x64):
             "sp,spqd->sqd", A, new[:, None] - new[None]
         )
         np.testing.assert_allclose(states.between[n + 1], dual, atol=1e-10)
-    same = np.tile(RNG.normal(size=(1, Q, D)), (S, 1, 1))
-    for tau, models in ((0.0, same), (0.4, np.tile(same[:, :1], (1, Q, 1)))):
+    same: Any = np.tile(RNG.normal(size=(1, Q, D)), (S, 1, 1))
+    alike: Any = np.tile(same[:, :1], (1, Q, 1))
+    for tau, models in ((0.0, same), (0.4, alike)):
         kept, dual = served.single_step(
             GRAPH, jnp.asarray(near), 2.0, tau, models, models, 0 * models
         )
@@ -401,9 +403,7 @@ def test_GFL_ClusterFL_and_one_server_are_configurations():
     _, alone = follow(dataclasses.replace(RIDGE, mixing="none", tau=0.3), 5)
     for s in range(S):
         own = s == SERVER
-        part = served.Clients(
-            np.zeros(own.sum(), int), CLUSTER[own], X[own], Y[own], MASK[own]
-        )
+        part = served.Clients(0 * SERVER[own], CLUSTER[own], X[own], Y[own], MASK[own])
         _, single = follow(dataclasses.replace(RIDGE, tau=0.3), 5, ONE, part)
         np.testing.assert_allclose(single.models[:, 0], alone.models[:, s], atol=1e-12)
 

@@ -20,7 +20,7 @@ TINY = Setting(
     availability=(0.8, 0.5),
     delays=(0.6, 0.24),
     late_weight=0.5,
-    covariances=(np.diag((1, 0.5)), ((0.8, 0.2), (0.2, 0.6))),
+    covariances=np.array([[[1, 0], [0, 0.5]], [[0.8, 0.2], [0.2, 0.6]]]),
     noise=(0.01, 0.04),
 )
 # mu: radius of the mean, radius and deviation without the terms of mu^2, and with them.
@@ -58,7 +58,7 @@ def test_errors_move_by_their_map():
     mu, moments = 0.2, TINY.moments
     error = np.arange(1.0, 11)
     R = np.zeros((10, 10))
-    R[2:4, 2:4], R[4:6, 4:6] = TINY.covariances
+    R[2:4, 2:4], R[4:6, 4:6] = np.asarray(TINY.covariances)
     before = (moments.AA @ np.kron(error, error)).reshape(10, 10)
     inner = before - mu * (R @ before + before @ R)
     found = partial_sharing.error_map(TINY, mu, second_order=False)
@@ -184,7 +184,7 @@ def test_the_algorithm_is_within_a_quarter_of_theory(coordinated, printed):
             noise = jnp.asarray((0.1, 0.2))[None]
             y = noise * jax.random.normal(random.stream(key, "y"), shape)
             arrived = jnp.ones(shape, bool)
-            events = draw_events(key, arrived, (0.8, 0.5), delay_decay=0.4)
+            events = draw_events(key, arrived, np.array([0.8, 0.5]), delay_decay=0.4)
             world = World(x, y, events, None, x[0], y[0])
             traced = dataclasses.replace(config, step_size=mu)
 
