@@ -61,7 +61,9 @@ def common_direction(epsilon: float, weights: Prior) -> Reduction:
                 "directions; use a model with group or layer normalisation."
             )
         d = jnp.concatenate([wide(flat_rows(x)) for x in jax.tree.leaves(updates)], 1)
-        norm = jnp.linalg.norm(d, axis=1)
+        largest = jnp.abs(d).max(1)  # whose square may be out of range
+        largest = jnp.where(largest > 0, largest, 1)
+        norm = largest * jnp.linalg.norm(d / largest[:, None], axis=1)
         scale = 1 / jnp.where(norm > 0, norm, 1)
         sizes = cast.cohort.num_examples if weights == "examples" else 1
         prior = jnp.where(cast.valid, sizes, 0).astype(d.dtype)
@@ -70,9 +72,13 @@ def common_direction(epsilon: float, weights: Prior) -> Reduction:
         prior = prior / prior.sum()
         room = jnp.where(prior > 0, epsilon, 0)
         d = d * scale[:, None]
-        gram = jnp.matmul(d, d.T, precision="highest")
+        # Apart from what they have in common, which rounding would else hide.
+        common = prior @ d
+        apart = d - common[None]
+        gram = jnp.matmul(apart, apart.T, precision="highest")
+        linear = -jnp.matmul(apart, common, precision="highest")
         low, high = jnp.maximum(prior - room, 0), jnp.minimum(prior + room, 1)
-        mixture = minimise(gram, jnp.zeros_like(prior), low, high) * scale
+        mixture = minimise(gram, linear, low, high) * scale
         return jax.tree.map(
             lambda x: jnp.tensordot(mixture.astype(wide(x).dtype), wide(x), 1), updates
         )

@@ -195,8 +195,10 @@ def step(
         models, sent = state.models, jnp.sign(error[:, None] * z)
     else:
         learns = arrived if config.autonomous else takes_part
-        rate = jnp.where(learns, config.step_size * error, 0)
-        sent = models = merged + rate[:, None] * z
+        # Not as a product with 0: inputs of no sample may be anything.
+        moved = merged + config.step_size * error[:, None] * z
+        sent = models = jnp.where(learns[:, None], moved, merged)
+    sent = jnp.where(takes_part[:, None], sent, 0)
 
     by_delay = takes_part[None] & (delay[None] == _delays(config)[:, None])
     by_delay = by_delay.astype(z.dtype)  # [Q, K]
@@ -204,7 +206,7 @@ def step(
     if m < d:
         rows = _offsets(config, m, d, later, num_clients)[:, None] + jnp.arange(m)[None]
         sent = jnp.take_along_axis(sent, rows % d, axis=1)
-    first = m * (later % d) % d
+    first = 0 if m == d else m * (later % d) % d
     shared = _summed(config, by_delay, sent, d, first)
     hits = _summed(config, by_delay, jnp.ones_like(sent), d, first)
     now, put = t % (config.max_delay + 1), lax.dynamic_update_index_in_dim

@@ -21,7 +21,7 @@ from fedjax_core.arrays import as_float
 
 CDFS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "weibull": lambda x: 1 - jnp.exp(-jnp.square(x)),
-    "frechet": lambda x: jnp.where(x > 0, jnp.exp(-1 / jnp.where(x > 0, x, 1)), 0),
+    "frechet": lambda x: jnp.where(x <= 0, 0, jnp.exp(-1 / jnp.where(x <= 0, 1, x))),
     "gumbel": lambda x: jnp.exp(-jnp.exp(-(x - 1))),
     "exponential": lambda x: 1 - jnp.exp(-x),
     "logistic": lambda x: jax.nn.sigmoid(x - 1),

@@ -45,6 +45,8 @@ def minimise(
 
     Accelerated projected gradients that restart where they go uphill; then the linear
     system of the coordinates that are at no bound, taken where it is the better point.
+    What B has in common for all coordinates does not move the minimum and is left out,
+    as it would make steps small. NaN where B or b is not finite.
 
     Args:
       B: ``[K, K]``, symmetric and positive semi-definite.
@@ -57,7 +59,12 @@ def minimise(
       O'Donoghue and Candès, "Adaptive Restart for Accelerated Gradient Schemes",
       Foundations of Computational Mathematics 15, 2015.
     """
-    B, b = as_float(B), as_float(b)
+    whole, given = as_float(B), as_float(b)
+    known = jnp.isfinite(whole).all() & jnp.isfinite(given).all()
+    rows = whole - whole.mean(0, keepdims=True)
+    B = rows - rows.mean(1, keepdims=True)
+    b = given - whole.mean(1)
+    b = b - b.mean()
     low, high = jnp.broadcast_to(low, b.shape), jnp.broadcast_to(high, b.shape)
     eps = jnp.finfo(b.dtype).eps
     rate = 1 / jnp.maximum(jnp.abs(B).sum(1).max(), jnp.finfo(b.dtype).tiny)
@@ -76,8 +83,9 @@ def minimise(
         slack = 64 * eps
         free = (p > low + slack) & (p < high - slack)
         held = jnp.where(free, 0, jnp.clip(p, low, high))
-        M = jnp.where(free[:, None] & free[None], B, jnp.eye(len(b), dtype=b.dtype))
-        rhs = jnp.stack([jnp.where(free, b - B @ held, 0), free.astype(b.dtype)], 1)
+        M = jnp.where(free[:, None] & free[None], whole, jnp.eye(len(b), dtype=b.dtype))
+        mine = jnp.where(free, given - whole @ held, 0)
+        rhs = jnp.stack([mine, free.astype(b.dtype)], 1)
         x, ones = jnp.linalg.solve(M, rhs).T
         nu = (x.sum() - (1 - held.sum())) / ones.sum()
         q = jnp.where(free, x - nu * ones, held)
@@ -101,4 +109,5 @@ def minimise(
 
     start = better(project(jnp.full_like(b, 1 / len(b)), low, high))
     carry = jnp.int32(0), start, start, jnp.ones((), b.dtype)
-    return better(jax.lax.while_loop(unfinished, step, carry)[1])
+    found = better(jax.lax.while_loop(unfinished, step, carry)[1])
+    return jnp.where(known, found, jnp.nan)

@@ -1,11 +1,13 @@
 """Methods with fair mixing, round by round, against NumPy in float64."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.optimize import minimize
+from scipy.optimize import minimize, nnls
 from tests.algorithms.softmax_rounds import (
     EVERYONE,
     MODEL_BYTES,
@@ -152,6 +154,29 @@ def utility_moves(params, cohort, ceiling):
             local = {k: local[k] - 0.3 * scale * grad[k] for k in local}
         out[i] = {k: local[k] - params[k] for k in params}
     return out
+
+
+def test_clients_that_nearly_agree_and_very_long_moves_have_their_common_direction():
+    reduce = fedmgda.common_direction(1.0, "uniform").finish
+
+    def direction(updates):
+        slots = np.ones(len(updates), np.int32)
+        everyone: Any = SimpleNamespace(
+            valid=slots > 0, cohort=SimpleNamespace(num_examples=slots)
+        )
+        return np.asarray(reduce(jnp.asarray(updates, jnp.float32), everyone))
+
+    np.testing.assert_allclose(direction([[3e20, 4e20], [1, 0]]), [0.8, 0.4], rtol=1e-5)
+    rng = np.random.default_rng(0)
+    updates = rng.normal(size=20) + 0.03 * rng.normal(size=(12, 20))
+    d = updates / np.linalg.norm(updates, axis=1, keepdims=True)
+    # The shortest mixture, as least squares with a heavy row for the sum.
+    heavy = np.r_[d.T, np.full((1, 12), 1e4)]
+    mixture, _ = nnls(heavy, np.r_[np.zeros(20), 1e4])
+    shortest = np.linalg.norm(mixture @ d / mixture.sum())
+    gain = np.linalg.norm(d.mean(0)) - shortest
+    left = np.linalg.norm(direction(updates)) - shortest
+    assert left < 0.02 * gain
 
 
 def common(moves, prior, eps):

@@ -57,6 +57,14 @@ class Setting:
         check.positive_int(num_shared=self.num_shared)
         check.in_range(1, d, num_shared=self.num_shared)
         check.in_range(0, 1, late_weight=self.late_weight)
+        check.each_non_negative("client", noise=self.noise)
+        for name in ("availability", "delays"):
+            check.each_non_negative("entry", **{name: getattr(self, name)})
+        for name, most in (("availability", np.max), ("delays", np.sum)):
+            if most(getattr(self, name)) > 1 + 1e-9:
+                raise ValueError(
+                    f"{name} must be probabilities, got {getattr(self, name)}."
+                )
         for name in ("availability", "noise"):
             if (shape := np.shape(getattr(self, name))) != (num_clients,):
                 raise ValueError(
