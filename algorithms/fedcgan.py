@@ -89,6 +89,8 @@ def make(config: Config, networks: ConditionalGAN, classifier: Classifier) -> Al
       networks: generator and discriminator.
       classifier: of the server.
     """
+    check.instance(generated.Classifier, classifier=classifier)
+    check.instance(generated.ConditionalGAN, networks=networks)
     check_parts(Config, config, classifier.logits)
     algorithm = fedavg.make(
         fedavg.Config(work=config.work),

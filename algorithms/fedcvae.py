@@ -72,6 +72,8 @@ def make(config: Config, networks: ConditionalVAE, classifier: Classifier) -> Al
       networks: encoder and decoder.
       classifier: of the server.
     """
+    check.instance(generated.Classifier, classifier=classifier)
+    check.instance(generated.ConditionalVAE, networks=networks)
     check_parts(Config, config, classifier.logits)
     algorithm = fedavg.make(
         fedavg.Config(work=config.work),

@@ -159,6 +159,7 @@ def make(
       classifier: of clients and of the server.
       client_optimizer: instead of Adam with weight decay.
     """
+    check.instance(generated.Classifier, classifier=classifier)
     check_parts(Config, config, classifier.logits, client_optimizer=client_optimizer)
     optimizer = client_optimizer or optax.chain(
         optax.add_decayed_weights(config.weight_decay), optax.adam(config.client_lr)

@@ -1,12 +1,15 @@
 """Every method names what it can't be built from."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
+from typing import Any
 
 import optax
 import pytest
+from tests.algorithms.generators import SOFTMAX, linear_gan, linear_vae
 
 from fedjax_core import algorithms, clip, gaussian_mean, models
 from fedjax_core.parts import _KINDS
@@ -25,6 +28,20 @@ REQUIRED = {
 }
 
 
+# Built from networks of their own, in the place of a loss.
+NETWORKS: dict[str, tuple[Any, ...]] = {
+    "fedcgan": (linear_gan(), SOFTMAX),
+    "fedcvae": (linear_vae(), SOFTMAX),
+    "fedevg": (SOFTMAX,),
+}
+OF_A_LOSS = [name for name in METHODS if name not in NETWORKS]
+
+
+def make_of(name):
+    make = METHODS[name].make
+    return functools.partial(make, init=MODEL.init) if name == "superfed" else make
+
+
 def config_of(name):
     return METHODS[name].Config(**REQUIRED.get(name, {}))
 
@@ -34,9 +51,23 @@ class Config:
     """Of no method."""
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_another_kind_are_named(name):
+    make, config, networks = METHODS[name].make, config_of(name), NETWORKS[name]
+    make(config, *networks)
+    with pytest.raises(TypeError, match=f"config must be a {name}.Config, got test_pa"):
+        make(Config(), *networks)
+    with pytest.raises(TypeError, match="work must be a LocalWork, got int"):
+        make(dataclasses.replace(config, work=5), *networks)
+    for i in range(len(networks)):
+        wrong = [*networks[:i], MODEL.loss, *networks[i + 1 :]]
+        with pytest.raises(TypeError, match=r"(classifier|networks) must be an? C"):
+            make(config, *wrong)
+
+
+@pytest.mark.parametrize("name", OF_A_LOSS)
 def test_a_method_names_what_it_can_not_be_built_from(name):
-    make, config = METHODS[name].make, config_of(name)
+    make, config = make_of(name), config_of(name)
     refused = [
         ((Config(), MODEL.loss), {}, f"config must be a {name}.Config, got test_parts"),
         ((MODEL.loss, config), {}, f"config must be a {name}.Config, got .*function"),
@@ -58,7 +89,7 @@ def test_a_method_names_what_it_can_not_be_built_from(name):
     make(config, MODEL.loss, **dict.fromkeys(parts))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedsgd"])
+@pytest.mark.parametrize("name", [name for name in OF_A_LOSS if name != "fedsgd"])
 def test_work_is_local_work(name):
     with pytest.raises(TypeError, match="work must be a LocalWork, got int"):
-        METHODS[name].make(dataclasses.replace(config_of(name), work=5), MODEL.loss)
+        make_of(name)(dataclasses.replace(config_of(name), work=5), MODEL.loss)

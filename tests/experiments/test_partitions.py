@@ -20,7 +20,8 @@ def test_numbers_of_a_population_are_those_computed_by_hand():
 
 def test_every_partitioner_has_a_panel():
     splits = partitions.run(partitions.PRESETS["smoke"])
-    functions = {name for name in partition.__all__ if name.islower()}
+    # One adds examples to what another one splits.
+    functions = {name for name in partition.__all__ if name.islower()} - {"shared"}
     assert {split.name for split in splits} == functions
     for split in splits:
         assert split.data.num_clients == 12

@@ -28,7 +28,7 @@ def test_printed_numbers_have_their_place():
 def test_every_part_compares_its_methods():
     whole = dataclasses.replace(
         SMOKE, parts=tables.PARTS, methods=NAMES, alphas=(1.0, 100.0),
-        noises=(("pair", 0.4),), mus=(0.0, 1.0), hidden=(12, 12),
+        noises=("pair 0.4",), mus=(0.0, 1.0), hidden=(12, 12),
     )  # fmt: skip
     clients = tables.populations(whole)
     studies = tables.make_studies(whole, clients)
