@@ -206,7 +206,7 @@ def step(
     if m < d:
         rows = _offsets(config, m, d, later, num_clients)[:, None] + jnp.arange(m)[None]
         sent = jnp.take_along_axis(sent, rows % d, axis=1)
-    first = 0 if m == d else m * (later % d) % d
+    first = jnp.int32(0) if m == d else m * (later % d) % d
     shared = _summed(config, by_delay, sent, d, first)
     hits = _summed(config, by_delay, jnp.ones_like(sent), d, first)
     now, put = t % (config.max_delay + 1), lax.dynamic_update_index_in_dim

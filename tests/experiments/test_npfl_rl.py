@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def result(error, tau) -> Result:
     up = np.linspace(1, 1.2, SEEDS)[:, None]
     falls = error + (1 - error) * 0.8 ** np.arange(50)
     measured = ("deviation", "printed_deviation", "test_mse")
-    seen = dict.fromkeys(measured, up * falls)
+    seen: dict[str, Any] = dict.fromkeys(measured, up * falls)
     names = ("few", "some", "many", "fewest", "median", "most")
     weights = {f"tau_{name}": np.tile(tau, (SEEDS, 1)) for name in names}
     weights["tau"] = weights["tau_few"]
