@@ -48,7 +48,8 @@ class Risk:
       strength: :math:`\lambda \ge 0`, of the penalty that all nodes share.
       l2: :math:`\lambda_2 \ge 0`.
       l1: :math:`\lambda_1 \ge 0` as a multiple of :math:`\lVert X^\top y
-        \rVert_\infty` over the rows of all nodes; with "squared" only.
+        \rVert_\infty` over the rows of all nodes, for which no privacy budget
+        accounts; with "squared" only.
 
     Raises:
       ValueError: an attribute out of range, or a penalty that the error does not go
