@@ -394,7 +394,7 @@ def run(
             model,
             rounds=experiment.rounds,
             cohort_size=min(experiment.cohort_size, data.num_clients),
-            seeds=range(experiment.num_seeds),
+            seeds=range(1, 1 + experiment.num_seeds),  # 0 chose the local steps
             eval_every=experiment.rounds,
             progress=False,
             run_dir=experiment.out / "runs" / setting / name,
@@ -435,7 +435,7 @@ def outcome(experiment: Experiment, cells: Sequence[Cell], which: str) -> study.
         pairs = itertools.combinations(order[::-1] if higher else order, 2)
         claims += [(*pair, setting) for pair in pairs]
     design = study.Design(
-        seeds=range(experiment.num_seeds),
+        seeds=range(1, 1 + experiment.num_seeds),
         metric=which,
         higher_is_better=higher,
         printed=printed,
@@ -525,7 +525,9 @@ def described(experiment: Experiment) -> str:
         f"Run here: {e.rounds} rounds of {steps}, {e.num_seeds} seeds, clients and "
         f"server with the network {e.model!r}. The step sizes of FedEvg's server fall "
         f"from {e.first_step:g} to {e.last_step:g} by {SCHEDULES[e.schedule]}; images "
-        f"are clipped to [0, 1], entries of gradients to {e.gradient_within:g}.\n"
+        f"are clipped to [0, 1], entries of gradients to {e.gradient_within:g}. The local "
+        "steps of small presets were chosen on another seed, by training images that "
+        "were held out.\n"
     )
 
 
