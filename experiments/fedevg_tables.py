@@ -525,9 +525,9 @@ def described(experiment: Experiment) -> str:
         f"Run here: {e.rounds} rounds of {steps}, {e.num_seeds} seeds, clients and "
         f"server with the network {e.model!r}. The step sizes of FedEvg's server fall "
         f"from {e.first_step:g} to {e.last_step:g} by {SCHEDULES[e.schedule]}; images "
-        f"are clipped to [0, 1], entries of gradients to {e.gradient_within:g}. The local "
-        "steps of small presets were chosen on another seed, by training images that "
-        "were held out.\n"
+        f"are clipped to [0, 1], entries of gradients to {e.gradient_within:g}. "
+        "The local steps of small presets were chosen on another seed, by training "
+        "images that were held out.\n"
     )
 
 
