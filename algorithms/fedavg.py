@@ -24,10 +24,10 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, random, server
+from fedjax_core import check, server
 from fedjax_core.arrays import repeat_rows
-from fedjax_core.fair.decider import Decider, Told
-from fedjax_core.local import check_whole_epochs, full_loss, init_bytes, local_sgd
+from fedjax_core.fair.decider import Decider, hear
+from fedjax_core.local import check_whole_epochs, init_bytes, local_sgd
 from fedjax_core.map import map_clients, two_passes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
@@ -136,21 +136,12 @@ def make(
         decided = mixing.init(num_clients) if mixing else ()
         return State(params, server.init(server_opt, params), kept, clients, decided)
 
-    def hear(mixing, state, cohort, key):
-        """The pass in which clients tell their losses, and what is decided by them."""
-        told = map_clients(
-            full_loss(loss_fn),
-            state.params,
-            cohort.first_epochs(),
-            random.stream(key, "losses"),
-            reduce=(),
-        )
-        return told, *mixing.update(state.mixing, Told.by(told, cohort))
-
     def round(state, cohort, key):
         heard, by, trains = None, reduce, cohort
         if mixing is not None:
-            heard = told, _, weights = hear(mixing, state, cohort, key)
+            told, said = hear(loss_fn, state.params, cohort, key)
+            decided, weights = mixing.update(state.mixing, said)
+            heard = told, decided, weights
             by, trains = mean(weights), cohort.only(told.valid)
         results = map_clients(
             client, state.params, trains, key, reduce=by, client_state=state.clients

@@ -25,9 +25,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, random, server
+from fedjax_core import check, server
 from fedjax_core.arrays import repeat_rows
-from fedjax_core.local import check_whole_epochs, full_loss, init_bytes, local_sgd
+from fedjax_core.fair.decider import hear
+from fedjax_core.local import check_whole_epochs, init_bytes, local_sgd
 from fedjax_core.map import map_clients, two_passes
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
@@ -100,7 +101,6 @@ def make(
     )
     client_opt = client_optimizer or optax.sgd(config.client_lr)
     transform = transform or identity()
-    losses = full_loss(loss_fn)
     client = with_norm(with_transform(local_sgd(loss_fn, client_opt), transform))
 
     def init(params, num_clients):
@@ -108,15 +108,8 @@ def make(
         return State(params, repeat_rows(row, num_clients))
 
     def round(state, cohort, key):
-        before = map_clients(
-            losses,
-            state.params,
-            cohort.first_epochs(),
-            random.stream(key, "losses"),
-            reduce=(),
-        )
-        loss = jnp.where(before.valid, before.client_metrics["loss"], 0)
-        loss = jnp.where(loss < 0, jnp.nan, jnp.maximum(loss, _LEAST_LOSS))
+        before, told = hear(loss_fn, state.params, cohort, key)
+        loss = jnp.maximum(told.loss, _LEAST_LOSS)
         # Numerator and denominator relative to the largest loss, whose powers might
         # overflow or vanish: L F^q cancels, and h / (L F^q) = 1 + q L |delta|^2 / F.
         weight = (loss / loss.max()) ** config.q

@@ -25,6 +25,7 @@ from fedjax_core.datasets import medmnist, mnist
 from fedjax_core.datasets.servers import class_pairs, related_lines
 from fedjax_core.experiments.report import (
     check_each,
+    decibels,
     panels,
     save,
     tabulate,
@@ -505,7 +506,7 @@ def level(name: str, result: Result, when: str = "end") -> np.ndarray:
 def shown(name: str, values: np.ndarray) -> np.ndarray:
     """In dB or %."""
     if FIGURES[name].metric == "nmsd":
-        return served.decibels(values)
+        return decibels(values)
     return 100 * np.asarray(values, np.float64)
 
 

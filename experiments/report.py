@@ -211,8 +211,8 @@ def band(
 
 
 def decibels(values: Any) -> np.ndarray:
-    """10 log10."""
-    return 10 * np.log10(values)
+    """10 log10, in double precision."""
+    return 10 * np.log10(np.asarray(values, np.float64))
 
 
 def save(figure: Any, path: Path, console: Console) -> None:

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjax_core import check
+from fedjax_core import check, random
 from fedjax_core.arrays import as_float
-from fedjax_core.map import ClientResults
-from fedjax_core.types import Cohort, PyTree
+from fedjax_core.local import full_loss
+from fedjax_core.map import ClientResults, map_clients
+from fedjax_core.types import Cohort, Key, LossFn, Params, PyTree
 
 
 class Told(NamedTuple):
@@ -35,13 +36,6 @@ class Told(NamedTuple):
     valid: jax.Array
     client_id: jax.Array
     num_examples: jax.Array
-
-    @classmethod
-    def by(cls, results: ClientResults, cohort: Cohort) -> "Told":
-        """From a pass of `fedjax_core.local.full_loss` over the cohort."""
-        loss = jnp.where(results.valid, results.client_metrics["loss"], 0)
-        loss = jnp.where(loss < 0, jnp.nan, loss)
-        return cls(loss, results.valid, cohort.client_id, cohort.num_examples)
 
     def mean(self, values: jax.Array) -> jax.Array:
         """The mean of values ``[C]`` over clients that count; 0 of none."""
@@ -63,6 +57,27 @@ class Told(NamedTuple):
     def of_cohort(self, rows: jax.Array) -> jax.Array:
         """The cohort's part of a row of all clients ``[n]``; 0 where not valid."""
         return jnp.where(self.valid, rows[jnp.maximum(self.client_id, 0)], 0)
+
+
+def hear(
+    loss_fn: LossFn, params: Params, cohort: Cohort, key: Key
+) -> tuple[ClientResults, Told]:
+    """The pass in which clients tell their loss at the server's model.
+
+    The round's other pass leaves out whom this one excludes, ``cohort.only(valid)``,
+    and both are counted by `fedjax_core.map.two_passes`. The work is whole epochs.
+    """
+    results = map_clients(
+        full_loss(loss_fn),
+        params,
+        cohort.first_epochs(),
+        random.stream(key, "losses"),
+        reduce=(),
+    )
+    loss = jnp.where(results.valid, results.client_metrics["loss"], 0)
+    loss = jnp.where(loss < 0, jnp.nan, loss)
+    told = Told(loss, results.valid, cohort.client_id, cohort.num_examples)
+    return results, told
 
 
 class Decider(NamedTuple):

@@ -310,11 +310,6 @@ def quality(world: World, W: jax.Array, models: jax.Array) -> Metrics:
     return out
 
 
-def decibels(nmsd: ArrayLike) -> np.ndarray:
-    """10 log10, in double precision."""
-    return 10 * np.log10(np.asarray(nmsd, np.float64))
-
-
 def drift_bound(tau: ArrayLike) -> np.ndarray:
     r"""How far learning from others may have moved models, as a share of eta.
 

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from fedjax_core.algorithms.networks import pgfl
+from fedjax_core.experiments.report import decibels
 from fedjax_core.networks import builders, served
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import iterate
@@ -329,7 +330,7 @@ def test_G14_one_model_for_all_has_a_known_floor():
         found = served.quality(world, W, jnp.zeros((S, Q, D)))
     expected = (((c - g) / (1 + g)) ** 2).mean()
     np.testing.assert_allclose(found["nmsd"], expected, rtol=1e-12)
-    np.testing.assert_allclose(served.decibels(0.01), -20)
+    np.testing.assert_allclose(decibels(0.01), -20)
 
 
 def test_accuracy_is_that_of_the_servers_model_on_the_clients_task():
