@@ -25,6 +25,7 @@ from fedjax_core.types import PyTree
 
 _LOG = logging.getLogger("fedjax_core")
 _SHOWN = 2  # evaluated metrics beside the bar
+_AT_RISK = 30.0  # seconds of work that a crash may cost, where nobody says in rounds
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -167,7 +168,7 @@ def drive_cells(
       seeds: see `checked_seeds`.
       rounds: rounds in all.
       eval_every: rounds between evaluations, by default about twenty in all.
-      checkpoint_every: rounds between checkpoints, by default `eval_every`.
+      checkpoint_every: rounds between checkpoints, by default see `simulate`.
       resume: whether to continue what is there.
       callbacks: called with a `Report`, of all cells' runs.
       progress: whether to show a bar, or one that is shown already.
@@ -186,9 +187,8 @@ def drive_cells(
     given = {"rounds": rounds, "seeds": seeds, "eval_every": eval_every}
     if eval_every is None:
         eval_every = max(1, rounds // 20)
-    if checkpoint_every is None:
-        checkpoint_every = eval_every
-    check.positive_int(eval_every=eval_every, checkpoint_every=checkpoint_every)
+    marks = (eval_every, eval_every if checkpoint_every is None else checkpoint_every)
+    check.positive_int(eval_every=marks[0], checkpoint_every=marks[1])
 
     how = {"checkpoint_every": checkpoint_every, "resume": resume, "strict": strict}
     _check_same(cells, given | how)
@@ -227,13 +227,12 @@ def drive_cells(
             bar = cleanup.enter_context(RoundsBar(started, rounds, progress))
         else:
             bar = progress
-        marks = (eval_every, checkpoint_every)
         spans = _spans(started, rounds, marks, machine.longest())
         chunks = machine.advance(list(spans))
         cleanup.callback(chunks.close)
         interrupt = HeldInterrupt(any(log.record for log in logs))
         cleanup.enter_context(interrupt)
-        clock, running = _Clock(machine), logs
+        clock, running, saved = _Clock(machine), logs, time.monotonic()
         for metrics, cohorts in chunks:
             seconds += clock.lap()
             finite = metrics.pop("finite_model")
@@ -264,8 +263,11 @@ def drive_cells(
                 stop = processes.first_says(any(stops))
             stop |= interrupt.came
             records = [(log, log.record) for log in running if log.record]
-            if records and (done % checkpoint_every == 0 or done == rounds or stop):
-                state = machine.state
+            due = done % marks[1] == 0
+            if records and due and checkpoint_every is None:
+                due = processes.first_says(time.monotonic() - saved > _AT_RISK)
+            if records and (due or done == rounds or stop):
+                state, saved = machine.state, time.monotonic()
                 for log, record in records:
                     record.save(done, {"state": log.part(state)})
             bar.update(

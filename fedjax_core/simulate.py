@@ -115,7 +115,8 @@ def simulate(
         directory records differs: the algorithm's config and parts, `record`, the data,
         `params` and the other arguments. Functions can't be compared: a custom
         optimiser, loss or model of the same shapes is taken at its word.
-      checkpoint_every: rounds between checkpoints, by default `eval_every`.
+      checkpoint_every: rounds between checkpoints; by default there is one after an
+        evaluation if the last is 30 seconds old, and one at the end.
       record: whatever else decides the numbers, a dataclass say: written to the run
         directory and compared by value when resuming.
       execution: how cohorts run, by default decided from the devices.

@@ -39,6 +39,14 @@ if "XLA_FLAGS" not in os.environ and version("jaxlib").startswith("0.10."):
 gc.set_threshold(100_000, 20, 100)
 
 
+# Files that are long, first: no worker is left alone with one at the end.
+LONG = ("notebooks", "experiments", "how_to", "test_contract", "test_simulate")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
+
+
 def pytest_collection_finish(session):
     gc.freeze()
 

@@ -30,6 +30,7 @@ from fedjax_core import (
     RunDirError,
     client_mesh,
     clip,
+    driver,
     gaussian_mean,
     mean,
     simulate,
@@ -226,6 +227,13 @@ def cut(tmp_path_factory):
     target = tmp_path_factory.mktemp("cut") / "run"
     run(rounds=2, run_dir=target, **SHORT)
     return target
+
+
+@pytest.mark.parametrize(("at_risk", "kept"), [(0.0, [2, 4]), (1e9, [4])])
+def test_what_a_crash_may_cost_is_counted_in_time(tmp_path, monkeypatch, at_risk, kept):
+    monkeypatch.setattr(driver, "_AT_RISK", at_risk)
+    run(rounds=4, run_dir=tmp_path, eval_every=2, checkpoint_every=None)
+    assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == kept
 
 
 def test_more_rounds_can_be_asked_for(short, cut, tmp_path):

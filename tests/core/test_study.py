@@ -22,7 +22,7 @@ from fedjax_core.study import Method, Outcome, Row, Setting, Study
 
 WITH_VALIDATION = dataclasses.replace(DATA, validation=PACKED)
 FEDAVG = fedavg.Config(work=WORK)
-OPTIONS = {"cohort_size": 3, "eval_every": 2}
+OPTIONS = {"cohort_size": 3, "eval_every": 2, "checkpoint_every": 2}
 SETTING = Setting(data=WITH_VALIDATION, model=MODEL, rounds=4, options=OPTIONS)
 METHODS = {
     "slow": Method(make=fedavg.make, config=fedavg.Config(client_lr=0.01, work=WORK)),

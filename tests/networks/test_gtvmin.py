@@ -505,7 +505,7 @@ def dense(graph, Q, alpha):
 
 
 @pytest.mark.parametrize("alpha", [1e-2, 1.0, 1e4, 1e6, 1e9])
-@pytest.mark.parametrize("n", [10, 60])
+@pytest.mark.parametrize("n", [10, 40])
 def test_large_alpha_does_not_drown_the_losses_in_float32(n, alpha):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n, 3, 2))

@@ -132,7 +132,8 @@ def test_the_world_is_drawn_once_and_never_a_constant():
 
 @pytest.mark.parametrize("at", [4, 8])
 def test_an_interrupted_run_goes_on_to_the_same_bits(whole, tmp_path, at):
-    how = {"seeds": (3, 8), "eval_every": 4, "run_dir": tmp_path}
+    how: dict[str, Any] = {"seeds": (3, 8), "eval_every": 4, "run_dir": tmp_path}
+    how["checkpoint_every"] = 4
 
     def interrupt(report):
         if report.round == at:
