@@ -22,7 +22,7 @@ from fedjax_core.algorithms import (
     pfedme,
 )
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import show_study
+from fedjax_core.experiments.report import check_counts, show_study
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,7 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(client_lr=self.client_lr)
-        check.positive_int(
-            rounds=self.rounds, num_seeds=self.num_seeds, shards=self.shards
-        )
+        check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -76,10 +74,11 @@ def make_study(experiment: Experiment) -> study.Study:
         "client_lr": experiment.client_lr,
     }
     head, rest = ("Dense_2",), ("Dense_1", "Dense_2")
-    configs: dict[str, tuple[Any, Any, str | None]] = {
-        "FedAvg": (fedavg, fedavg.Config(**common), None),
-        "local only": (local_only, local_only.Config(**common), "local_accuracy"),
+    methods = {
+        "FedAvg": study.Method.of(fedavg, **common),
+        "local only": study.Method.of(local_only, metric="local_accuracy", **common),
     }
+    common["metric"] = "personal_accuracy"
     for name, module, extra in (
         ("fine-tuning", fine_tuning, {}),
         ("FedPer", fedper, {"personal": head}),
@@ -89,12 +88,7 @@ def make_study(experiment: Experiment) -> study.Study:
         ("pFedMe", pfedme, {}),
         ("Ditto", ditto, {"personal_lr": experiment.client_lr}),
     ):
-        config = module.Config(**common | extra)
-        configs[name] = (module, config, "personal_accuracy")
-    methods = {
-        name: study.Method(make=module.make, config=config, metric=metric)
-        for name, (module, config, metric) in configs.items()
-    }
+        methods[name] = study.Method.of(module, **common, **extra)
     name = f"{experiment.shards} shards a client"
     setting = study.Setting(
         data=data,

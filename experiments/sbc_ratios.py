@@ -14,13 +14,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
-from fedjax_core import LocalWork, Model, Result, check, models, simulate
+from fedjax_core import LocalWork, Model, Result, check, models
 from fedjax_core.algorithms import stc
 from fedjax_core.compress import sbc, theory, top_k
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import check_each, outcome_of, panels, publish
+from fedjax_core.experiments.report import (
+    Page,
+    check_counts,
+    check_each,
+    outcome_of,
+    panels,
+    recorded,
+)
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, verdict_of
 from fedjax_core.transform import Transform, identity
@@ -57,16 +63,11 @@ class Experiment:
     out: Path = Path("runs/sbc_ratios")
 
     def __post_init__(self):
+        check_counts(self)
         check.positive(client_lr=self.client_lr)
         check_each(check.positive, rates=self.rates)
         check_each(check.positive_int, delays=self.delays)
         check.fraction(momentum=self.momentum)
-        check.positive_int(
-            num_workers=self.num_workers,
-            iterations=self.iterations,
-            measured_iterations=self.measured_iterations,
-            num_seeds=self.num_seeds,
-        )
 
 
 PRESETS = {
@@ -97,15 +98,10 @@ def run(
         client_lr=experiment.client_lr, momentum=experiment.momentum, work=work
     )
     data = partition.iid(digits.load(), num_clients=experiment.num_workers)
-    return simulate(
-        stc.make(config, model.loss, transform=transform, downlink=identity()),
-        data,
-        model,
-        cohort_size=experiment.num_workers,
-        run_dir=experiment.out / name,
-        resume=True,
-        progress=False,
-        **how,
+    algorithm = stc.make(config, model.loss, transform=transform, downlink=identity())
+    everyone = experiment.num_workers
+    return recorded(
+        experiment, name, algorithm, data, model, cohort_size=everyone, **how
     )
 
 
@@ -144,11 +140,10 @@ def plane(experiment: Experiment) -> dict[tuple[str, str], Result]:
     for delay in experiment.delays:
         for rate in experiment.rates:
             rounds = max(experiment.iterations // delay, 1)
-            how = {"rounds": rounds, "seeds": range(experiment.num_seeds)}
             # Beyond 1/2 sparse binary compression is not defined.
             transform = sbc(rate) if rate <= 0.5 else identity()
             name = f"delay {delay}, rate {rate:g}"
-            result = run(experiment, name, delay, transform, how)
+            result = run(experiment, name, delay, transform, {"rounds": rounds})
             results[f"rate {rate:g}", f"delay {delay}"] = result
     return results
 
@@ -201,9 +196,10 @@ LIMITS = (
 
 def main(experiment: Experiment) -> None:
     """Prints both tables and writes them, with the plane, on one page."""
-    console, table = Console(), ratios(experiment)
-    results = plane(experiment)
+    table, results = ratios(experiment), plane(experiment)
     errors = errors_of(experiment, results)
+    page = Page("Sparse binary compression", LIMITS, experiment.out)
     more = [table, claims(experiment, errors)]
-    figures = {"plane": draw(experiment, errors)}
-    publish(outcome_of(experiment, results), more, figures, LIMITS, console)
+    page.show("The plane", outcome_of(experiment, results), more)
+    page.draw("plane", draw(experiment, errors))
+    page.write("summary")
