@@ -334,11 +334,8 @@ def plugged(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
     methods = {}
     for name, (module, config) in bases.items():
         methods[name] = study.Method(make=module.make, config=config)
-
-        def make(config, loss_fn, module=module):
-            return module.make(config, loss_fn, mixing=mixing)
-
-        methods[f"{name} + AAggFF"] = study.Method(make=make, config=config)
+        mixed = functools.partial(module.make, mixing=mixing)
+        methods[f"{name} + AAggFF"] = study.Method(make=mixed, config=config)
     return methods
 
 

@@ -234,14 +234,6 @@ def clusters_study(experiment: Experiment) -> study.Study:
     )
 
 
-def _make_fedavg(config, loss_fn, reduce=None):
-    return fedavg.make(config, loss_fn, program=_attackers, reduce=reduce)
-
-
-def _make_cfl(config, loss_fn):
-    return cfl.make(config, loss_fn, program=_attackers)
-
-
 def _attackers(loss_fn, optimizer):
     return by_mark(local_sgd(loss_fn, optimizer), random_update())
 
@@ -251,15 +243,16 @@ def adversaries_study(experiment: Experiment) -> study.Study:
     e = experiment
     config = config_of(e, eps1=None, eps2=0.0, robust=True, max_clusters=1)
     average = fedavg.Config(client_lr=e.client_lr, work=config.work)
-    methods = {
-        "FL": study.Method(make=_make_fedavg, config=average),
-        "CFL": study.Method(make=_make_cfl, config=config),
-    } | {
-        name: study.Method(
-            make=functools.partial(_make_fedavg, reduce=_RULES[name](e.all_clients)),
-            config=average,
-        )
+    makes = {"FL": fedavg.make, "CFL": cfl.make} | {
+        name: functools.partial(fedavg.make, reduce=_RULES[name](e.all_clients))
         for name in e.rules
+    }
+    methods = {
+        name: study.Method(
+            make=functools.partial(make, program=_attackers),
+            config=config if name == "CFL" else average,
+        )
+        for name, make in makes.items()
     }
     pool = some(load(e), e.all_clients * e.few_points)
     data = partition.iid(pool, e.all_clients)

@@ -348,11 +348,12 @@ def _main(module: ModuleType, experiment: Any, made: Command) -> int:
 def _compiled_once() -> Iterator[None]:
     """Keeps programs while a command runs, for methods and settings that share them.
 
-    Not beyond it: another machine could not run them. Who wants that, or has a cache,
-    says so by ``JAX_COMPILATION_CACHE_DIR``, which stays as it is.
+    Not beyond it: another machine could not run them. Who wants that says so by
+    ``JAX_COMPILATION_CACHE_DIR``, which stays as it is. Nor with several processes:
+    they may have to compile together, and only the first would know a program.
     """
     config: Any = jax.config
-    if config.jax_compilation_cache_dir:
+    if config.jax_compilation_cache_dir or jax.process_count() > 1:
         yield
         return
     least = "jax_persistent_cache_min_compile_time_secs"

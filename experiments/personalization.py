@@ -79,7 +79,7 @@ def make_study(experiment: Experiment) -> study.Study:
         "local only": study.Method.of(local_only, metric="local_accuracy", **common),
     }
     common["metric"] = "personal_accuracy"
-    for name, module, extra in (
+    others: tuple[tuple[str, Any, dict[str, Any]], ...] = (
         ("fine-tuning", fine_tuning, {}),
         ("FedPer", fedper, {"personal": head}),
         ("FedRep", fedrep, {"personal": head, "head": 1}),
@@ -87,7 +87,8 @@ def make_study(experiment: Experiment) -> study.Study:
         ("APFL", apfl, {"adaptive": True}),
         ("pFedMe", pfedme, {}),
         ("Ditto", ditto, {"personal_lr": experiment.client_lr}),
-    ):
+    )
+    for name, module, extra in others:
         methods[name] = study.Method.of(module, **common, **extra)
     name = f"{experiment.shards} shards a client"
     setting = study.Setting(

@@ -246,8 +246,10 @@ def methods(
         out[name] = (fedavg, config, max(1, rounds // delay), parts)
     out["signSGD"] = (signsgd, vote, rounds, {})
     for up, down in itertools.product(experiment.sparsities, repeat=2):
-        sparse = {"sparsity_up": up, "sparsity_down": down}
-        config = stc.Config(client_lr=lr, momentum=momentum, work=work, **sparse)
+        config = stc.Config(
+            client_lr=lr, momentum=momentum, work=work, sparsity_up=up,
+            sparsity_down=down,
+        )  # fmt: skip
         if up == down:
             out[f"STC 1/{up}"] = (stc, config, rounds, {})
         elif environment.num_clients:  # figure 4.2

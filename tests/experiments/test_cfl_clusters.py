@@ -1,18 +1,10 @@
 """The studies of clustered learning end in pages, figures and a summary."""
 
 import dataclasses
-import functools
 
 import pytest
 
 from fedjax_core.experiments import cfl_clusters
-
-
-def of_methods(make, names, experiment):
-    whole = make(experiment)
-    claims = [c for c in whole.claims if {c[0], c[1]} <= set(names)]
-    methods = {name: whole.methods[name] for name in names}
-    return dataclasses.replace(whole, methods=methods, claims=claims)
 
 
 def test_it_says_what_held_and_what_a_small_setting_cannot_show(
@@ -24,7 +16,7 @@ def test_it_says_what_held_and_what_a_small_setting_cannot_show(
     )  # fmt: skip
     for name, methods in (("clusters", ["CFL"]), ("adversaries", ["CFL", "FL"])):
         make = cfl_clusters.STUDIES[name]
-        part = functools.partial(of_methods, make, methods)
+        part = lambda e, make=make, methods=methods: make(e).only(methods)  # noqa: E731
         monkeypatch.setitem(cfl_clusters.STUDIES, name, part)
     cfl_clusters.main(smoke)
     out = capsys.readouterr().out

@@ -19,10 +19,9 @@ def test_a_study_of_two_methods_ends_in_a_page(module, pair, tmp_path, capsys):
     whole = module.make_study(module.PRESETS["smoke"])
     (setting,) = whole.settings
     assert all(claim[1:] == ("FedAvg", setting) for claim in whole.claims)
-    few = {name: whole.methods[name] for name in pair}
-    claims = [claim for claim in whole.claims if claim[0] in few]
-    assert len(claims) == 1
-    show_study(dataclasses.replace(whole, methods=few, claims=claims), tmp_path)
+    few = whole.only(pair)
+    assert len(few.claims) == 1
+    show_study(few, tmp_path)
     out = capsys.readouterr().out
     assert pair[1] in out
     assert "undecided" in out  # two seeds decide nothing
