@@ -22,7 +22,7 @@ from fedjax_core.algorithms import (
     pfedme,
 )
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import check_counts, show_study
+from fedjax_core.experiments.report import check_counts, show
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,4 +108,4 @@ def make_study(experiment: Experiment) -> study.Study:
 
 def main(experiment: Experiment) -> None:
     """Runs the study, prints its tables and says where the page is."""
-    show_study(make_study(experiment), experiment.out)
+    show(study.run(make_study(experiment), experiment.out))

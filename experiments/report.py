@@ -137,13 +137,6 @@ def tabulate(
     return out
 
 
-def show_study(this: study.Study, out: Path) -> study.Outcome:
-    """Runs a study, prints its tables and says where its page is."""
-    outcome = study.run(this, out)
-    show(outcome)
-    return outcome
-
-
 def show(outcome: study.Outcome, more: Sequence[study_report.Table] = ()) -> None:
     """Prints tables, those of a study after `more`; writes its page and says where."""
     console = Console()

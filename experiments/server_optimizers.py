@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_core import LocalWork, check, models, split_examples, study
 from fedjax_core.algorithms import fedavg, fedopt
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import check_counts, show_study
+from fedjax_core.experiments.report import check_counts, show
 
 RULES = {"FedAvgM": "avgm", "FedAdagrad": "adagrad", "FedAdam": "adam"}
 RULES["FedYogi"] = "yogi"
@@ -90,4 +90,4 @@ def make_study(experiment: Experiment) -> study.Study:
 
 def main(experiment: Experiment) -> None:
     """Runs the study, prints its tables and says where the page is."""
-    show_study(make_study(experiment), experiment.out)
+    show(study.run(make_study(experiment), experiment.out))
