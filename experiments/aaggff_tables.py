@@ -52,14 +52,7 @@ from fedjax_core.datasets import (
     wisdm,
 )
 from fedjax_core.evaluate import Evaluator
-from fedjax_core.experiments.report import (
-    Page,
-    check_counts,
-    check_each,
-    claims_table,
-    panels,
-    write_csv,
-)
+from fedjax_core.experiments import report
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table
 
@@ -123,16 +116,15 @@ class Experiment:
     out: Path = Path("runs/aaggff_tables")
 
     def __post_init__(self):
-        for known, values in (
-            (DATA, {"data": self.data}),
-            (PARTS, {"parts": self.parts}),
-            (fair.CDFS, {"cdfs": self.cdfs}),
-        ):
-            check_each(functools.partial(check.one_of, known), **values)
-        check_each(check.positive, mixing_lrs=self.mixing_lrs, ceilings=self.ceilings)
-        check_each(check.non_negative, qs=self.qs, tilts=self.tilts)
+        report.check_known(DATA, data=self.data)
+        report.check_known(PARTS, parts=self.parts)
+        report.check_known(fair.CDFS, cdfs=self.cdfs)
+        report.check_each(
+            check.positive, mixing_lrs=self.mixing_lrs, ceilings=self.ceilings
+        )
+        report.check_each(check.non_negative, qs=self.qs, tilts=self.tilts)
         check.positive(client_lr=self.client_lr, server_lr=self.server_lr)
-        check_counts(self)
+        report.check_counts(self)
         check.in_range(2, 36, cohort_size=self.cohort_size)
 
 
@@ -415,7 +407,7 @@ def orderings(outcome: study.Outcome, part: str, name: str) -> Table:
             gap = np.zeros(0) if not both else b - a if summary in LOWER else a - b
             claims.append((f"{better} better than {worse}", summary, gap))
     title = f"Orderings: {name}, {part}, paired over seeds"
-    return claims_table(title, claims, "+.2f")
+    return report.claims_table(title, claims, "+.2f")
 
 
 def table_33() -> Table:
@@ -476,7 +468,7 @@ def regrets(losses: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray | None
 
 def draw_regret(found: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> Any:
     """Regret over rounds, bounds as dashes of the same colour."""
-    figure, axes = panels(9, 3.6)
+    figure, axes = report.panels(9, 3.6)
     for place, high in zip(axes, ("[0, 1]", "[0, 1/K]"), strict=True):
         for name, (regret, bound) in found.items():
             if not name.endswith(high):
@@ -493,7 +485,7 @@ def draw_regret(found: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> Any:
 
 def draw_gaps(outcome: study.Outcome, name: str) -> Any:
     """Average against worst clients, a point per method with deviations."""
-    figure, axes = panels(5, 3.6, 1, 1)
+    figure, axes = report.panels(5, 3.6, 1, 1)
     for row in outcome.rows:
         x, y = _values(row, "average"), _values(row, "worst")
         if len(x):
@@ -507,7 +499,7 @@ def draw_gaps(outcome: study.Outcome, name: str) -> Any:
 
 def main(experiment: Experiment) -> None:
     """Runs the studies, prints their tables, draws figures and writes one page."""
-    page, out = Page("Fair mixing", LIMITS, experiment.out), experiment.out
+    page, out = report.Page("Fair mixing", LIMITS, experiment.out), experiment.out
     found = [table_33()]
     page.add(*found)
     for (part, name), this in make_studies(experiment).items():
@@ -537,5 +529,5 @@ def main(experiment: Experiment) -> None:
     for table in found:
         lines.append(("table", *table.header))
         lines += [(table.title, *row) for row in table.rows]
-    write_csv(out / "aaggff_tables.csv", lines)
+    report.write_csv(out / "aaggff_tables.csv", lines)
     page.write("aaggff_tables")

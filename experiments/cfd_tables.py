@@ -25,12 +25,6 @@ from fedjax_core.compress.labels import break_even_agreement, fit_power_law
 from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import cifar, digits, images, mnist, partition
 from fedjax_core.experiments import report
-from fedjax_core.experiments.report import (
-    Page,
-    check_counts,
-    check_each,
-    of_participant,
-)
 from fedjax_core.study_report import Table
 
 PARTS = ("table 5.1", "table 5.2", "figure 5.1", "figure 5.2", "figure 5.4")
@@ -85,17 +79,17 @@ class Experiment:
 
     def __post_init__(self):
         check.one_of(("mnist", "cifar10", "digits"), data=self.data)
-        check_each(check.positive, alphas=self.alphas)
-        check_each(functools.partial(check.one_of, PARTS), parts=self.parts)
+        report.check_each(check.positive, alphas=self.alphas)
+        report.check_known(PARTS, parts=self.parts)
         within = functools.partial(check.in_range, 1, self.num_public)
-        check_each(within, fewer=self.fewer)
+        report.check_each(within, fewer=self.fewer)
         if len(self.targets) != len(self.alphas):
             raise ValueError(
                 f"targets must be one for each of {len(self.alphas)} alphas, got "
                 f"{len(self.targets)}."
             )
         check.in_range(2, self.num_clients, cohort_size=self.cohort_size)
-        check_counts(self)
+        report.check_counts(self)
 
 
 PRESETS = {
@@ -349,7 +343,7 @@ def entropies(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
             result = found[method, _name(alpha)]
             if result is None:
                 continue
-            bits = (8e6 * of_participant(result, "uplink_bytes") / n).mean(0)
+            bits = (8e6 * report.of_participant(result, "uplink_bytes") / n).mean(0)
             c, d = fit_power_law(np.arange(1, len(bits) + 1), bits)
             cells = (f"{bits[0]:.3f}", f"{bits[-1]:.3f}", f"{c:.2f} t^{-d:+.3f}")
             rows.append((f"{method}, {_name(alpha)}", *cells))
@@ -361,7 +355,7 @@ def entropies(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
 
 def main(experiment: Experiment) -> None:
     """Runs the studies, prints their tables and writes one page of all."""
-    page = Page("Compressed federated distillation", LIMITS, experiment.out)
+    page = report.Page("Compressed federated distillation", LIMITS, experiment.out)
     for name, this in make_studies(experiment).items():
         outcome, more = study.run(this, experiment.out / name), []
         if name == "table 5.2":

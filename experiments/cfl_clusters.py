@@ -26,13 +26,7 @@ from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.data.splits import split_examples
 from fedjax_core.datasets import cifar, digits, fashion_mnist, images, mnist, partition
 from fedjax_core.datasets.adversaries import KINDS, adversaries
-from fedjax_core.experiments.report import (
-    Page,
-    band,
-    check_counts,
-    check_each,
-    panels,
-)
+from fedjax_core.experiments import report
 from fedjax_core.local import local_sgd
 from fedjax_core.result import spread
 from fedjax_core.robust.rules import (
@@ -117,12 +111,12 @@ class Experiment:
 
     def __post_init__(self):
         check.one_of(("digits", *_PRINTED), data=self.data)
-        check_counts(self)
-        check_each(check.positive_int, gap_points=self.gap_points)
-        check_each(check.positive, eps1=self.eps1)
-        check_each(check.non_negative, eps2=self.eps2)
-        check_each(functools.partial(check.one_of, KINDS), kinds=self.kinds)
-        check_each(functools.partial(check.one_of, _SPLITS), splits=self.splits)
+        report.check_counts(self)
+        report.check_each(check.positive_int, gap_points=self.gap_points)
+        report.check_each(check.positive, eps1=self.eps1)
+        report.check_each(check.non_negative, eps2=self.eps2)
+        report.check_known(KINDS, kinds=self.kinds)
+        report.check_known(_SPLITS, splits=self.splits)
         for name in self.rules:
             check.one_of(_RULES, rules=name)
         check.in_range(1, self.num_clients, num_clusters=self.num_clusters)
@@ -439,13 +433,13 @@ def limits(experiment: Experiment) -> list[str]:
 
 def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
     """Figures 6.6, 6.7, 6.8 and 6.10 as panels, means and deviations over seeds."""
-    figure, axes = panels(11, 7.5, 2, 2)
+    figure, axes = report.panels(11, 7.5, 2, 2)
     jump, removal, gap, norms = axes.ravel()
 
     def line(at, values, color, label, x=None):
         mean, std = values.mean(0), values.std(0)  # NaN where nothing was to be cut
         x = np.arange(1, values.shape[1] + 1) if x is None else x
-        band(at, x, mean, mean - std, mean + std, color, label)
+        report.band(at, x, mean, mean - std, mean + std, color, label)
 
     outcome, setting = outcomes["clusters"], experiment.splits[-1]
     for k, method in enumerate(dict.fromkeys(row.method for row in outcome.rows)):
@@ -484,7 +478,7 @@ def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
 def main(experiment: Experiment) -> None:
     """Runs the studies; prints tables, findings and limits, and where pages are."""
     outcomes, out = {}, experiment.out
-    page = Page("Clustered federated learning", limits(experiment), out)
+    page = report.Page("Clustered federated learning", limits(experiment), out)
     for name, make in STUDIES.items():
         outcomes[name] = study.run(make(experiment), out / name)
         page.show(name, outcomes[name])

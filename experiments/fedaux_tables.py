@@ -37,7 +37,7 @@ from fedjax_core.data.readers import npz
 from fedjax_core.data.splits import split_examples, split_public
 from fedjax_core.datasets import digits, images, partition
 from fedjax_core.distillation import logits_of_model
-from fedjax_core.experiments.report import Page, check_counts, check_each, panels
+from fedjax_core.experiments import report
 from fedjax_core.personal import split
 from fedjax_core.prototypes import as_one
 from fedjax_core.scorers import SCORERS, nearest, score
@@ -181,15 +181,15 @@ class Experiment:
     out: Path = Path("runs/fedaux_tables")
 
     def __post_init__(self):
-        check_counts(self)
+        report.check_counts(self)
         check.positive(
             client_lr=self.client_lr,
             linear_lr=self.linear_lr,
             distil_lr=self.distil_lr,
         )
         check.in_range(0, 1, cohort=self.cohort)
-        check_each(functools.partial(check.one_of, TABLES), tables=self.tables)
-        check_each(functools.partial(check.one_of, NAMES), methods=self.methods)
+        report.check_known(TABLES, tables=self.tables)
+        report.check_known(NAMES, methods=self.methods)
 
 
 _DIGITS = Experiment(
@@ -655,7 +655,7 @@ def audit(problem: Problem) -> Any:
     own, h = data.train.client(client)["x"], mapped.train.client(client)["x"]
     best = np.argsort(-released.scores[client])[:5]
     like = nearest(mapped.public["x"][best], h, min(4, len(h)))
-    figure, axes = panels(5, 5, len(best), 1 + like.shape[1])
+    figure, axes = report.panels(5, 5, len(best), 1 + like.shape[1])
     for row, q, rows in zip(axes, best, like, strict=True):
         for cell, image in zip(row, [problem.public[q], *own[rows]], strict=True):
             cell.imshow(image.squeeze(), cmap="gray")
@@ -685,7 +685,7 @@ def make_studies(experiment: Experiment, problem: Problem) -> dict[str, study.St
 def main(experiment: Experiment) -> None:
     """Runs the studies, prints their tables and writes them together."""
     problem, out = pretrained(experiment), experiment.out
-    page = Page("FedAUX, reduced", notes(experiment, problem), out)
+    page = report.Page("FedAUX, reduced", notes(experiment, problem), out)
     for name, this in make_studies(experiment, problem).items():
         page.show(name, study.run(this, out / name))
     page.draw("audit", audit(problem))

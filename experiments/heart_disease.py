@@ -18,7 +18,7 @@ from fedjax_core import LocalWork, Model, Result, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.datasets import heart_disease
-from fedjax_core.experiments.report import check_counts, panels, recorded, write
+from fedjax_core.experiments import report
 from fedjax_core.result import spread
 
 
@@ -48,7 +48,7 @@ class Experiment:
     out: Path = Path("runs/heart_disease")
 
     def __post_init__(self):
-        check_counts(self)
+        report.check_counts(self)
 
 
 PRESETS = {
@@ -89,7 +89,7 @@ def _one_client(
 def _train(
     experiment: Experiment, name: str, data: FederatedData, model: Model
 ) -> Result:
-    return recorded(
+    return report.recorded(
         experiment,
         name,
         fedavg.make(experiment.algorithm, model.loss),
@@ -135,7 +135,7 @@ def table(results: dict[str, Result], data: FederatedData) -> Table:
 
 def plot(results: dict[str, Result], data: FederatedData, path: Path) -> None:
     """Bars of test accuracy per hospital: FedAvg, itself alone, all pooled."""
-    figure, axes = panels(7, 3.6, columns=1)
+    figure, axes = report.panels(7, 3.6, columns=1)
     places = np.arange(data.num_clients)
     alone = [accuracy(results[h]) for h in data.client_ids]
     bars = {
@@ -158,7 +158,7 @@ def plot(results: dict[str, Result], data: FederatedData, path: Path) -> None:
     )
     axes.legend(ncols=3, loc="upper center", fontsize=8)
     axes.grid(axis="y", alpha=0.3)
-    write(figure, path)
+    report.write(figure, path)
 
 
 def main(experiment: Experiment) -> None:

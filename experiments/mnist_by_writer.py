@@ -19,13 +19,7 @@ from fedjax_core import FederatedData, LocalWork, Result, check, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import mnist
 from fedjax_core.evaluate import compile_evaluation
-from fedjax_core.experiments.report import (
-    check_counts,
-    panels,
-    recorded,
-    tabulate,
-    write,
-)
+from fedjax_core.experiments import report
 from fedjax_core.result import spread
 
 
@@ -61,7 +55,7 @@ class Experiment:
         check.one_of(("mlp", "cnn"), model=self.model)
         # Both in every hand.
         check.in_range(0.05, 0.95, test_fraction=self.test_fraction)
-        check_counts(self)
+        report.check_counts(self)
         check.in_range(1, 539, cohort_size=self.cohort_size)  # all writers
 
 
@@ -98,7 +92,7 @@ def run(experiment: Experiment) -> tuple[Result, dict[str, Accuracies]]:
     data = _load(experiment, "train", experiment.test_fraction)
     new = _load(experiment, "test", 1.0)
     model = models.emnist_cnn(10) if experiment.model == "cnn" else models.mlp(784, 10)
-    result = recorded(
+    result = report.recorded(
         experiment,
         "",
         fedavg.make(experiment.algorithm, model.loss),
@@ -152,12 +146,12 @@ def table(result: Result, accuracies: dict[str, Accuracies]) -> Table:
     columns = ("tested on", "clients", "all digits", "mean client", "client p10")
     title = f"accuracy in % after {result.rounds} rounds"
     caption = f"mean ± standard deviation over {len(result.seeds)} seeds"
-    return tabulate(columns, rows, title=title, caption=caption)
+    return report.tabulate(columns, rows, title=title, caption=caption)
 
 
 def plot(result: Result, accuracies: dict[str, Accuracies]) -> Any:
     """Accuracy over rounds, and how it spreads over the writers at the end."""
-    figure, (curves, shares) = panels(11, 3.6)
+    figure, (curves, shares) = report.panels(11, 3.6)
     for name, label in (
         ("test_accuracy", "all digits"),
         ("test_accuracy_client_mean", "mean client"),
@@ -190,5 +184,5 @@ def main(experiment: Experiment) -> None:
             highlight=False,
         )
     path = experiment.out / "accuracy.png"
-    write(plot(result, accuracies), path)
+    report.write(plot(result, accuracies), path)
     console.print(f"plot: {path}\nrecord: {experiment.out}", highlight=False)

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedjax_core import LocalWork, Result, check, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import check_counts, recorded, speed_of, tabulate
+from fedjax_core.experiments import report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(alpha=self.alpha)
-        check_counts(self)
+        report.check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -62,7 +62,7 @@ def run(experiment: Experiment) -> Result:
     )
     model = models.mlp(64, 10, hidden=experiment.hidden)
     algorithm = fedavg.make(experiment.algorithm, model.loss)
-    return recorded(
+    return report.recorded(
         experiment,
         "",
         algorithm,
@@ -87,7 +87,9 @@ def table(result: Result) -> Table:
         megabytes = result.total(f"{name}_bytes") / 1e6
         rows.append((f"{name} of one run", f"{megabytes:.1f} MB", ""))
     title = f"after {result.rounds} rounds, {len(result.seeds)} seeds"
-    return tabulate(("", "mean", "std"), [*rows, *speed_of(result)], title=title)
+    return report.tabulate(
+        ("", "mean", "std"), [*rows, *report.speed_of(result)], title=title
+    )
 
 
 def main(experiment: Experiment) -> None:

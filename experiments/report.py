@@ -2,7 +2,8 @@
 
 import csv
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -428,6 +429,11 @@ def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:
             raise ValueError(f"{name} must not be empty.")
         for value in values:
             rule(**{name: value})
+
+
+def check_known(known: Collection[Any], **several: Sequence[Any]) -> None:
+    """As `check_each`, unless every value is one of those known."""
+    check_each(functools.partial(check.one_of, known), **several)
 
 
 def check_counts(experiment: Any, *others: str) -> None:

@@ -19,14 +19,7 @@ from fedjax_core import LocalWork, Model, Result, check, models
 from fedjax_core.algorithms import stc
 from fedjax_core.compress import sbc, theory, top_k
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import (
-    Page,
-    check_counts,
-    check_each,
-    outcome_of,
-    panels,
-    recorded,
-)
+from fedjax_core.experiments import report
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, verdict_of
 from fedjax_core.transform import Transform, identity
@@ -63,10 +56,10 @@ class Experiment:
     out: Path = Path("runs/sbc_ratios")
 
     def __post_init__(self):
-        check_counts(self)
+        report.check_counts(self)
         check.positive(client_lr=self.client_lr)
-        check_each(check.positive, rates=self.rates)
-        check_each(check.positive_int, delays=self.delays)
+        report.check_each(check.positive, rates=self.rates)
+        report.check_each(check.positive_int, delays=self.delays)
         check.fraction(momentum=self.momentum)
 
 
@@ -100,7 +93,7 @@ def run(
     data = partition.iid(digits.load(), num_clients=experiment.num_workers)
     algorithm = stc.make(config, model.loss, transform=transform, downlink=identity())
     everyone = experiment.num_workers
-    return recorded(
+    return report.recorded(
         experiment, name, algorithm, data, model, cohort_size=everyone, **how
     )
 
@@ -176,7 +169,7 @@ def claims(experiment: Experiment, errors: np.ndarray) -> Table:
 
 def draw(experiment: Experiment, errors: np.ndarray) -> Any:
     """Figure 3.2."""
-    figure, axes = panels(5, 4, columns=1)
+    figure, axes = report.panels(5, 4, columns=1)
     picture = axes.imshow(errors.mean(-1), cmap="viridis_r")
     axes.set_xticks(range(len(experiment.rates)), [f"{r:g}" for r in experiment.rates])
     axes.set_yticks(range(len(experiment.delays)), map(str, experiment.delays))
@@ -198,8 +191,8 @@ def main(experiment: Experiment) -> None:
     """Prints both tables and writes them, with the plane, on one page."""
     table, results = ratios(experiment), plane(experiment)
     errors = errors_of(experiment, results)
-    page = Page("Sparse binary compression", LIMITS, experiment.out)
+    page = report.Page("Sparse binary compression", LIMITS, experiment.out)
     more = [table, claims(experiment, errors)]
-    page.show("The plane", outcome_of(experiment, results), more)
+    page.show("The plane", report.outcome_of(experiment, results), more)
     page.draw("plane", draw(experiment, errors))
     page.write("summary")

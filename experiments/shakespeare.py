@@ -23,7 +23,7 @@ from fedjax_core import FederatedData, LocalWork, Result, check, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters, shakespeare
-from fedjax_core.experiments.report import check_counts, recorded, speed_of, tabulate
+from fedjax_core.experiments import report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Experiment:
     out: Path = Path("runs/shakespeare")
 
     def __post_init__(self):
-        check_counts(self)
+        report.check_counts(self)
         if self.num_clients is not None:
             check.positive_int(num_clients=self.num_clients)
             check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
@@ -105,7 +105,7 @@ def run(experiment: Experiment, data: FederatedData) -> Result:
     model = models.char_lstm(
         characters.NUM_IDS, experiment.length, hidden=experiment.hidden
     )
-    return recorded(
+    return report.recorded(
         experiment,
         "",
         fedavg.make(experiment.algorithm, model.loss),
@@ -133,10 +133,10 @@ def table(result: Result, data: FederatedData) -> Table:
         mean, std = result.final(name)
         rows.append((about, f"{mean:.4f}", "" if np.isnan(std) else f"{std:.4f}"))
     rows.append(("always the most frequent character", f"{guessing(data):.4f}", ""))
-    rows += speed_of(result)
+    rows += report.speed_of(result)
     title = f"{data.num_clients} roles, {result.rounds} rounds"
     title += f", {len(result.seeds)} seed(s)"
-    return tabulate(("", "mean", "std"), rows, title=title)
+    return report.tabulate(("", "mean", "std"), rows, title=title)
 
 
 def guessing(data: FederatedData) -> float:

@@ -33,16 +33,7 @@ from fedjax_core.datasets import (
     partition,
     shakespeare,
 )
-from fedjax_core.experiments.report import (
-    Page,
-    cheaper,
-    check_counts,
-    of_participant,
-    outcome_of,
-    panels,
-    recorded,
-    to_target,
-)
+from fedjax_core.experiments import report
 from fedjax_core.models.layers import Dense
 from fedjax_core.models.recurrent import LSTM
 
@@ -90,7 +81,7 @@ class Experiment:
     out: Path = Path("runs/stc_tables")
 
     def __post_init__(self):
-        check_counts(self)
+        report.check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.open_interval(0, 1, goal=self.goal)
         if self.data == "shakespeare" and self.environments:
@@ -274,7 +265,7 @@ def run(
     ).items():
         if which is not None and method not in which:
             continue
-        results[method] = recorded(
+        results[method] = report.recorded(
             experiment,
             f"{name}/{method.replace('/', '_')}",
             module.make(config, model.loss, **parts),
@@ -311,10 +302,10 @@ def claims(experiment: Experiment) -> list[tuple[str, str, str]]:
 
 def draw(results: dict[str, Result]) -> Any:
     """Figure 4.5: accuracy against what one participant sends and receives."""
-    figure, axes = panels(10, 4, sharey=True)
+    figure, axes = report.panels(10, 4, sharey=True)
     for way, ax in zip(("uplink", "downlink"), axes, strict=True):
         for name, result in results.items():
-            sent = of_participant(result, f"{way}_bytes").cumsum(1).mean(0)
+            sent = report.of_participant(result, f"{way}_bytes").cumsum(1).mean(0)
             accuracy = result.evaluations["test_accuracy"].mean(0)
             ax.plot(sent[result.evaluated - 1], accuracy, label=name)
         ax.set(xscale="log", xlabel=f"MB {way} of one participant")
@@ -351,14 +342,16 @@ def main(experiment: Experiment) -> None:
     source = experiment.data if experiment.data in PRINTED else "cifar10"
     goal, printed = experiment.goal, PRINTED[source]
     more = [
-        cheaper("Claims of table 4.2", found["iid"], goal, printed, fewer(experiment))
+        report.cheaper(
+            "Claims of table 4.2", found["iid"], goal, printed, fewer(experiment)
+        )
     ]
     for name, results in found.items():
         paper, title = (printed, "Table 4.2") if name == "iid" else ({}, "Figure 4.6")
-        more.append(to_target(f"{title}: {name}", results, goal, paper, source))
+        more.append(report.to_target(f"{title}: {name}", results, goal, paper, source))
     cells = {(m, name): r for name, part in found.items() for m, r in part.items()}
-    outcome = outcome_of(experiment, cells, claims=claimed, show_best=True)
-    page = Page("Sparse ternary compression", limits(experiment), experiment.out)
+    outcome = report.outcome_of(experiment, cells, claims=claimed, show_best=True)
+    page = report.Page("Sparse ternary compression", limits(experiment), experiment.out)
     page.show("All environments", outcome, more)
     page.draw("bits", draw(found["iid"]))
     page.write("summary")

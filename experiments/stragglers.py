@@ -15,13 +15,7 @@ from rich.console import Console
 from fedjax_core import Failing, LocalWork, Result, Uniform, check, models
 from fedjax_core.algorithms import fedavg, fedbuff
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import (
-    check_counts,
-    panels,
-    recorded,
-    save,
-    tabulate,
-)
+from fedjax_core.experiments import report
 from fedjax_core.plan import num_steps
 from fedjax_core.result import spread
 from fedjax_core.virtual_time import Asynchronous, Devices, Synchronous
@@ -63,7 +57,7 @@ class Experiment:
         check.positive(alpha=self.alpha)
         check.non_negative(spread=self.spread)
         check.fraction(failures=self.failures)
-        check_counts(self)
+        report.check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.in_range(self.cohort_size, self.num_clients, select=self.select)
 
@@ -104,7 +98,7 @@ def run(experiment: Experiment) -> dict[str, Result]:
         "FedBuff": (buffered, never, steps),
     }
     return {
-        name: recorded(
+        name: report.recorded(
             experiment,
             name,
             algorithm,
@@ -141,10 +135,10 @@ def main(experiment: Experiment) -> None:
     columns = ("", f"seconds to {experiment.goal:g}", "MB up to it", "accuracy at end")
     columns += ("seconds in all", "worst tenth")
     title = f"{experiment.num_seeds} seeds, mean ± one deviation"
-    console.print(tabulate(columns, rows, title=title))
-    figure, axes = panels(6.5, 4, columns=1)
+    console.print(report.tabulate(columns, rows, title=title))
+    figure, axes = report.panels(6.5, 4, columns=1)
     for name, result in results.items():
         result.draw(axes, "test_accuracy", over="virtual_seconds", label=name)
     axes.axhline(experiment.goal, color="grey", linestyle=":", linewidth=1)
     axes.legend()
-    save(figure, experiment.out / "stragglers.png", console)
+    report.save(figure, experiment.out / "stragglers.png", console)

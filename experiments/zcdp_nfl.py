@@ -8,7 +8,6 @@ rounds and after the last one against the loss; says which printed orderings hol
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +18,7 @@ from rich.console import Console
 from fedjax_core import Result, check
 from fedjax_core.algorithms.networks import zcdp_grad_nfl, zcdp_nfl
 from fedjax_core.datasets.networks import unit_linear
-from fedjax_core.experiments.report import (
-    Page,
-    band,
-    check_counts,
-    check_each,
-    panels,
-    write_csv,
-)
+from fedjax_core.experiments import report
 from fedjax_core.networks import builders
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.plots import COLORS
@@ -144,11 +136,11 @@ class Experiment:
     out: Path = Path("runs/zcdp_nfl")
 
     def __post_init__(self):
-        check_counts(self, "seed")
+        report.check_counts(self, "seed")
         check.open_interval(0, 1, delta=self.delta)
-        check_each(check.positive, budgets=self.budgets)
+        report.check_each(check.positive, budgets=self.budgets)
         check.one_of(self.budgets, shown=self.shown)
-        check_each(functools.partial(check.one_of, FIGURES), figures=self.figures)
+        report.check_known(FIGURES, figures=self.figures)
 
 
 PRESETS = {
@@ -276,7 +268,7 @@ def orderings(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Table
 
 def draw(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Any:
     """Errors over rounds at the last budget, and at the end against epsilon."""
-    figure, (left, right) = panels(10, 4)
+    figure, (left, right) = report.panels(10, 4)
     methods = list(dict.fromkeys(cell.method for cell in cells))
     for method, color in zip(methods, COLORS, strict=False):
         own = [cell for cell in cells if cell.method == method]
@@ -287,7 +279,7 @@ def draw(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Any:
             (right, [cell.epsilon for cell in own], [cell.errors for cell in own]),
         ):
             middle, low, high = np.quantile(np.asarray(values), [0.5, 0.1, 0.9], axis=1)
-            band(axes, x, middle, low, high, color, method)
+            report.band(axes, x, middle, low, high, color, method)
     left.set(xlabel="round", ylabel="normalised error", yscale="log")
     right.set(xlabel="total epsilon", yscale="log", xscale="log")
     left.set_title(f"{FIGURES[name].title}, first budget {experiment.shown:g}")
@@ -309,11 +301,11 @@ def lines(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
 def main(experiment: Experiment) -> None:
     """Runs the figures, draws them and writes one page of all."""
     e, everything = experiment, []
-    page = Page("Private learning over a network", NOTES, e.out)
+    page = report.Page("Private learning over a network", NOTES, e.out)
     for name in e.figures:
         cells = measure(e, name, page.console)
         everything += cells
         page.add(errors(e, name, cells), orderings(e, name, cells))
         page.draw(f"figure_{name.replace('.', '_')}", draw(e, name, cells))
-    write_csv(e.out / "zcdp_nfl.csv", lines(everything))
+    report.write_csv(e.out / "zcdp_nfl.csv", lines(everything))
     page.write("zcdp_nfl")
