@@ -8,8 +8,8 @@ parts of scikit-learn's digits, which need no files. Each method's number is cho
 another seed and validation data. Needs files, see --path.
 """
 
-import csv
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from fedjax_core import (
     FederatedData,
@@ -53,17 +52,9 @@ from fedjax_core.datasets import (
     wisdm,
 )
 from fedjax_core.evaluate import Evaluator
-from fedjax_core.experiments.report import (
-    check_each,
-    panels,
-    save,
-    show,
-    tabulate,
-    write_page,
-)
-from fedjax_core.processes import is_first
+from fedjax_core.experiments import report
 from fedjax_core.result import spread
-from fedjax_core.study_report import Table, markdown, text_of, verdict_of
+from fedjax_core.study_report import Table
 
 DATA = ("heart", "landmine", "writers", "activity", "digits")
 SILOS = ("heart", "landmine", "digits")  # all clients in every round
@@ -125,16 +116,15 @@ class Experiment:
     out: Path = Path("runs/aaggff_tables")
 
     def __post_init__(self):
-        for name in self.data:
-            check.one_of(DATA, data=name)
-        for part in self.parts:
-            check.one_of(PARTS, parts=part)
-        for cdf in self.cdfs:
-            check.one_of(fair.CDFS, cdfs=cdf)
-        check_each(check.positive, mixing_lrs=self.mixing_lrs, ceilings=self.ceilings)
-        check_each(check.non_negative, qs=self.qs, tilts=self.tilts)
+        report.check_known(DATA, data=self.data)
+        report.check_known(PARTS, parts=self.parts)
+        report.check_known(fair.CDFS, cdfs=self.cdfs)
+        report.check_each(
+            check.positive, mixing_lrs=self.mixing_lrs, ceilings=self.ceilings
+        )
+        report.check_each(check.non_negative, qs=self.qs, tilts=self.tilts)
         check.positive(client_lr=self.client_lr, server_lr=self.server_lr)
-        check.positive_int(rounds=self.rounds, num_seeds=self.num_seeds)
+        report.check_counts(self)
         check.in_range(2, 36, cohort_size=self.cohort_size)
 
 
@@ -300,9 +290,8 @@ def compared(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
 
     def of(module: Any, grid: Mapping[str, Sequence[Any]], **fixed: Any):
         first = {name: values[0] for name, values in grid.items()}
-        config = module.Config(**common | fixed | first)
         tried = {name: values for name, values in grid.items() if len(values) > 1}
-        return study.Method(make=module.make, config=config, grid=tried)
+        return study.Method.of(module, grid=tried, **common | fixed | first)
 
     ours = aaggff_s if silo else aaggff_d
     return {
@@ -337,51 +326,41 @@ def plugged(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
     methods = {}
     for name, (module, config) in bases.items():
         methods[name] = study.Method(make=module.make, config=config)
-
-        def make(config, loss_fn, module=module):
-            return module.make(config, loss_fn, mixing=mixing)
-
-        methods[f"{name} + AAggFF"] = study.Method(make=make, config=config)
+        mixed = functools.partial(module.make, mixing=mixing)
+        methods[f"{name} + AAggFF"] = study.Method(make=mixed, config=config)
     return methods
 
 
 def by_response(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
     """AAggFF by each response map of figure 3.1."""
     ours: Any = aaggff_s if silo else aaggff_d
-    work, lr = LocalWork(batch_size=20), experiment.client_lr
-    return {
-        cdf: study.Method(
-            make=ours.make, config=ours.Config(cdf=cdf, client_lr=lr, work=work)
-        )
-        for cdf in fair.CDFS
-    }
+    common: dict[str, Any] = {"client_lr": experiment.client_lr}
+    common["work"] = LocalWork(batch_size=20)
+    return {cdf: study.Method.of(ours, cdf=cdf, **common) for cdf in fair.CDFS}
 
 
 METHODS = {"tables": compared, "plug-in": plugged, "responses": by_response}
 
 
-def make_studies(experiment: Experiment) -> dict[str, study.Study]:
-    """The studies by part and data, as in "tables heart"."""
-    found = {}
-    for name in experiment.data:
-        setting = setting_of(experiment, name)
-        for part in experiment.parts:
-            if part == "regret":
-                continue
-            found[f"{part} {name}"] = study.Study(
-                methods=METHODS[part](experiment, name in SILOS),
-                settings={name: setting},
-                seeds=range(experiment.num_seeds),
-                metric="score_average",
-            )
-    return found
+def make_studies(experiment: Experiment) -> dict[tuple[str, str], study.Study]:
+    """The studies by part and data."""
+    settings = {name: setting_of(experiment, name) for name in experiment.data}
+    return {
+        (part, name): study.Study(
+            methods=METHODS[part](experiment, name in SILOS),
+            settings={name: setting},
+            seeds=range(experiment.num_seeds),
+            metric="score_average",
+        )
+        for name, setting in settings.items()
+        for part in experiment.parts
+        if part != "regret"
+    }
 
 
 def _values(row: study.Row, summary: str) -> np.ndarray:
     """In per cent, of each seed at the end; none where the cell failed."""
-    if row.result is None or row.error:
-        return np.zeros(0)
-    return 100 * row.result.series(f"test_score_{summary}")[1][:, -1]
+    return 100 * row.last(f"test_score_{summary}")
 
 
 def spreads(outcome: study.Outcome, part: str, name: str) -> Table:
@@ -391,16 +370,15 @@ def spreads(outcome: study.Outcome, part: str, name: str) -> Table:
     for row in outcome.rows:
         base, _, mixed = row.method.partition(" + ")
         cells = [spread(_values(row, s), ".2f") or "failed" for s in SUMMARIES]
-        shown = ()
+        cell, shown = (), ""
         if part == "tables":
-            cell = printed.get(row.method)
-            shown = (" / ".join(f"{x:g}" for x in cell) if cell else "",)
-        if part == "plug-in":
-            cell = PLUGGED[base][bool(mixed)] if name == "heart" else ()
-            shown = (" / ".join(f"{x:g}" for x in cell),)
-        if part == "responses" and row.result is not None:
-            shown = (spread(row.result.train["mixed_loss"].sum(1), ".4g"),)
-        rows.append((row.method, *cells, *shown))
+            cell = printed.get(row.method, ())
+        elif part == "plug-in" and name == "heart":
+            cell = PLUGGED[base][bool(mixed)]
+        elif part == "responses" and row.result is not None:
+            shown = spread(row.result.train["mixed_loss"].sum(1), ".4g")
+        shown = shown or " / ".join(f"{x:g}" for x in cell)
+        rows.append((row.method, *cells, shown))
     last = {
         "tables": (f"printed, of {where}" if where else "printed",),
         "plug-in": ("printed, average / worst",),
@@ -421,19 +399,15 @@ def orderings(outcome: study.Outcome, part: str, name: str) -> Table:
     pairs = [("AAggFF", m) for m in by_name if m != "AAggFF"]
     if part == "plug-in":
         pairs = [(f"{m} + AAggFF", m) for m in PLUGGED]
-    rows = []
+    claims = []
     for better, worse in pairs:
         for summary in ("average", "worst", "gini", "gap"):
             a, b = (_values(by_name[m], summary) for m in (better, worse))
-            if len(a) != len(b) or not len(a):
-                continue
-            gap = (b - a) if summary in LOWER else (a - b)
-            if np.isfinite(gap).all():
-                verdict = verdict_of(gap)
-                claim = f"{better} better than {worse}"
-                rows.append((claim, summary, f"{gap.mean():+.2f}", verdict))
-    header = ("claim", "in", "by", "verdict")
-    return Table(f"Orderings: {name}, {part}, paired over seeds", header, rows)
+            both = len(a) and len(b)
+            gap = np.zeros(0) if not both else b - a if summary in LOWER else a - b
+            claims.append((f"{better} better than {worse}", summary, gap))
+    title = f"Orderings: {name}, {part}, paired over seeds"
+    return report.claims_table(title, claims, "+.2f")
 
 
 def table_33() -> Table:
@@ -494,7 +468,7 @@ def regrets(losses: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray | None
 
 def draw_regret(found: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> Any:
     """Regret over rounds, bounds as dashes of the same colour."""
-    figure, axes = panels(9, 3.6)
+    figure, axes = report.panels(9, 3.6)
     for place, high in zip(axes, ("[0, 1]", "[0, 1/K]"), strict=True):
         for name, (regret, bound) in found.items():
             if not name.endswith(high):
@@ -511,52 +485,37 @@ def draw_regret(found: dict[str, tuple[np.ndarray, np.ndarray | None]]) -> Any:
 
 def draw_gaps(outcome: study.Outcome, name: str) -> Any:
     """Average against worst clients, a point per method with deviations."""
-    figure, axes = panels(5, 3.6, 1, 1)
+    figure, axes = report.panels(5, 3.6, 1, 1)
     for row in outcome.rows:
         x, y = _values(row, "average"), _values(row, "worst")
         if len(x):
-            axes.errorbar(
-                x.mean(),
-                y.mean(),
-                xerr=x.std(),
-                yerr=y.std(),
-                fmt="o",
-                label=row.method,
-            )
+            deviations = {"xerr": x.std(), "yerr": y.std()}
+            axes.errorbar(x.mean(), y.mean(), fmt="o", label=row.method, **deviations)
     axes.set(xlabel="average, per cent", ylabel="worst clients, per cent", title=name)
     axes.legend(fontsize=7)
     axes.grid(alpha=0.3)
     return figure
 
 
-def _write_csv(tables: Sequence[Table], path: Path) -> None:
-    if is_first():
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            lines = csv.writer(file, lineterminator="\n")
-            for table in tables:
-                lines.writerows([("table", *table.header)])
-                lines.writerows((table.title, *row) for row in table.rows)
-
-
 def main(experiment: Experiment) -> None:
     """Runs the studies, prints their tables, draws figures and writes one page."""
-    console, out, found = Console(), experiment.out, [table_33()]
-    parts = [f"# Fair mixing\n\n{LIMITS}", text_of(found[0])]
-    for title, this in make_studies(experiment).items():
-        part, _, name = title.rpartition(" ")
+    page, out = report.Page("Fair mixing", LIMITS, experiment.out), experiment.out
+    found = [table_33()]
+    page.add(*found)
+    for (part, name), this in make_studies(experiment).items():
+        title = f"{part} {name}"
         outcome = study.run(this, out / title)
-        show(outcome)
         mine = [spreads(outcome, part, name)]
         if part != "responses":
             mine.append(orderings(outcome, part, name))
         found += mine
-        parts += [*map(text_of, mine), f"# {title}\n\n{markdown(outcome)}"]
-        save(draw_gaps(outcome, title), out / f"{title}.png", console)
+        page.show(title, outcome, mine)
+        page.draw(title, draw_gaps(outcome, title))
     for name in experiment.data:
         if name not in SILOS:
             clients, size = load(experiment, name).num_clients, experiment.cohort_size
             kappa = fair.shrinkage(clients, size)
-            parts.append(f"Estimated responses of {name} shrink by {kappa:.3f}.\n")
+            page.parts.append(f"Estimated responses of {name} shrink by {kappa:.3f}.\n")
         elif "regret" in experiment.parts:
             regret = regrets(losses_of(experiment, setting_of(experiment, name)))
             rows = [
@@ -564,10 +523,11 @@ def main(experiment: Experiment) -> None:
                 for who, (r, b) in regret.items()
             ]
             found.append(Table(f"Regret: {name}", ("who", "regret", "bound"), rows))
-            parts.append(text_of(found[-1]))
-            save(draw_regret(regret), out / f"regret {name}.png", console)
+            page.add(found[-1])
+            page.draw(f"regret {name}", draw_regret(regret))
+    lines: list[tuple[str, ...]] = []
     for table in found:
-        console.print(tabulate(table.header, table.rows, title=table.title))
-    _write_csv(found, out / "aaggff_tables.csv")
-    console.print(LIMITS, soft_wrap=True)
-    write_page(parts, out / "aaggff_tables.md", console)
+        lines.append(("table", *table.header))
+        lines += [(table.title, *row) for row in table.rows]
+    report.write_csv(out / "aaggff_tables.csv", lines)
+    page.write("aaggff_tables")

@@ -18,27 +18,14 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import optax
-from rich.console import Console
 
-from fedjax_core import FederatedData, LocalWork, Result, check, models, study
+from fedjax_core import FederatedData, LocalWork, check, models, study
 from fedjax_core.algorithms import cfd, fd, fedavg
 from fedjax_core.compress.labels import break_even_agreement, fit_power_law
 from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import cifar, digits, images, mnist, partition
 from fedjax_core.experiments import report
-from fedjax_core.experiments.report import (
-    check_each,
-    of_participant,
-    tabulate,
-    write_page,
-)
-from fedjax_core.study_report import (
-    Table,
-    markdown,
-    tables,
-    text_of,
-    write,
-)
+from fedjax_core.study_report import Table
 
 PARTS = ("table 5.1", "table 5.2", "figure 5.1", "figure 5.2", "figure 5.4")
 
@@ -92,19 +79,17 @@ class Experiment:
 
     def __post_init__(self):
         check.one_of(("mnist", "cifar10", "digits"), data=self.data)
-        check_each(check.positive, alphas=self.alphas)
-        for part in self.parts:
-            check.one_of(PARTS, parts=part)
-        check_each(
-            functools.partial(check.in_range, 1, self.num_public), fewer=self.fewer
-        )
+        report.check_each(check.positive, alphas=self.alphas)
+        report.check_known(PARTS, parts=self.parts)
+        within = functools.partial(check.in_range, 1, self.num_public)
+        report.check_each(within, fewer=self.fewer)
         if len(self.targets) != len(self.alphas):
             raise ValueError(
                 f"targets must be one for each of {len(self.alphas)} alphas, got "
                 f"{len(self.targets)}."
             )
         check.in_range(2, self.num_clients, cohort_size=self.cohort_size)
-        check.positive_int(rounds=self.rounds, num_seeds=self.num_seeds)
+        report.check_counts(self)
 
 
 PRESETS = {
@@ -330,10 +315,6 @@ def make_studies(experiment: Experiment) -> dict[str, study.Study]:
     return {name: this for name, this in studies.items() if name in e.parts}
 
 
-def _by_name(runs: Sequence[study.Row]) -> dict[tuple[str, str], Result | None]:
-    return {(row.method, row.setting): row.result for row in runs}
-
-
 def to_target(experiment: Experiment, runs: Sequence[study.Row]) -> list[Table]:
     """Table 5.2, and the claims of it that a small setting can decide."""
     found, claims = [], (
@@ -355,13 +336,14 @@ def to_target(experiment: Experiment, runs: Sequence[study.Row]) -> list[Table]:
 
 def entropies(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
     """Figure 5.3: bits a label, of raw and of delta-coded uploads, and their decay."""
-    rows, n, found = [], experiment.num_public, _by_name(runs)
+    rows, n = [], experiment.num_public
+    found = {(row.method, row.setting): row.result for row in runs}
     for alpha in experiment.alphas:
         for method in ("CFD-1-32", "CFD-1-32 delta"):
             result = found[method, _name(alpha)]
             if result is None:
                 continue
-            bits = (8e6 * of_participant(result, "uplink_bytes") / n).mean(0)
+            bits = (8e6 * report.of_participant(result, "uplink_bytes") / n).mean(0)
             c, d = fit_power_law(np.arange(1, len(bits) + 1), bits)
             cells = (f"{bits[0]:.3f}", f"{bits[-1]:.3f}", f"{c:.2f} t^{-d:+.3f}")
             rows.append((f"{method}, {_name(alpha)}", *cells))
@@ -373,19 +355,11 @@ def entropies(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
 
 def main(experiment: Experiment) -> None:
     """Runs the studies, prints their tables and writes one page of all."""
-    console, parts = Console(), [f"# Compressed federated distillation\n\n{LIMITS}"]
+    page = report.Page("Compressed federated distillation", LIMITS, experiment.out)
     for name, this in make_studies(experiment).items():
-        outcome = study.run(this, experiment.out / name)
-        shown, more = tables(outcome), []
-        parts.append(f"# {name.capitalize()}\n\n{markdown(outcome)}")
+        outcome, more = study.run(this, experiment.out / name), []
         if name == "table 5.2":
-            runs = outcome.rows
-            shown = [*to_target(experiment, runs), entropies(experiment, runs)]
-            more = shown
-            parts += map(text_of, more)
-        for table in shown:
-            title = f"{name}: {table.title}"
-            console.print(tabulate(table.header, table.rows, title=title))
-        console.print(f"page of {name}: {write(outcome, more)}", highlight=False)
-    console.print(LIMITS, soft_wrap=True)
-    write_page(parts, experiment.out / "cfd_tables.md", console)
+            more = to_target(experiment, outcome.rows)
+            more.append(entropies(experiment, outcome.rows))
+        page.show(name, outcome, more)
+    page.write("cfd_tables")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 
 from fedjax_core import Full, LocalWork, check, models, study, study_report
 from fedjax_core.algorithms import cfl, fedavg, local_only, one_shot_clustering
@@ -27,14 +26,7 @@ from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.data.splits import split_examples
 from fedjax_core.datasets import cifar, digits, fashion_mnist, images, mnist, partition
 from fedjax_core.datasets.adversaries import KINDS, adversaries
-from fedjax_core.experiments.report import (
-    band,
-    check_each,
-    panels,
-    save,
-    tabulate,
-    write_page,
-)
+from fedjax_core.experiments import report
 from fedjax_core.local import local_sgd
 from fedjax_core.result import spread
 from fedjax_core.robust.rules import (
@@ -119,16 +111,12 @@ class Experiment:
 
     def __post_init__(self):
         check.one_of(("digits", *_PRINTED), data=self.data)
-        check.positive_int(
-            rounds=self.rounds, num_seeds=self.num_seeds, points=self.points,
-            few_points=self.few_points, attack_rounds=self.attack_rounds,
-            gap_rounds=self.gap_rounds, pair_rounds=self.pair_rounds,
-        )  # fmt: skip
-        check_each(check.positive_int, gap_points=self.gap_points)
-        check_each(check.positive, eps1=self.eps1)
-        check_each(check.non_negative, eps2=self.eps2)
-        check_each(functools.partial(check.one_of, KINDS), kinds=self.kinds)
-        check_each(functools.partial(check.one_of, _SPLITS), splits=self.splits)
+        report.check_counts(self)
+        report.check_each(check.positive_int, gap_points=self.gap_points)
+        report.check_each(check.positive, eps1=self.eps1)
+        report.check_each(check.non_negative, eps2=self.eps2)
+        report.check_known(KINDS, kinds=self.kinds)
+        report.check_known(_SPLITS, splits=self.splits)
         for name in self.rules:
             check.one_of(_RULES, rules=name)
         check.in_range(1, self.num_clients, num_clusters=self.num_clusters)
@@ -211,25 +199,16 @@ def clusters_study(experiment: Experiment) -> study.Study:
     e, config = experiment, config_of(experiment)
     grid = {"eps1": e.eps1, "eps2": e.eps2} if len(e.eps1) + len(e.eps2) > 2 else {}
     common: dict[str, Any] = {"client_lr": e.client_lr, "work": config.work}
+    by_cluster: Any = {"metric": "cluster_accuracy"}
+    one_shot = common | by_cluster | {"num_clusters": e.num_clusters}
     methods = {
-        "FedAvg": study.Method(make=fedavg.make, config=fedavg.Config(**common)),
-        "CFL": study.Method(
-            make=cfl.make, config=config, grid=grid, metric="cluster_accuracy"
-        ),
-        "one-shot k-means": study.Method(
-            make=one_shot_clustering.make,
-            config=one_shot_clustering.Config(num_clusters=e.num_clusters, **common),
-            metric="cluster_accuracy",
-        ),
-        "local only": study.Method(
-            make=local_only.make,
-            config=local_only.Config(**common),
-            metric="local_accuracy",
-        ),
+        "FedAvg": study.Method.of(fedavg, **common),
+        "CFL": study.Method(make=cfl.make, config=config, grid=grid, **by_cluster),
+        "one-shot k-means": study.Method.of(one_shot_clustering, **one_shot),
+        "local only": study.Method.of(local_only, metric="local_accuracy", **common),
     }
-    pool = some(
-        load(e), round(e.num_clients * e.points / (1 - _VALIDATION * bool(grid)))
-    )
+    kept = 1 - _VALIDATION * bool(grid)
+    pool = some(load(e), round(e.num_clients * e.points / kept))
     settings = {}
     for name in e.splits:
         clustered = _SPLITS[name](pool, e.num_clients, e.num_clusters)
@@ -249,44 +228,34 @@ def clusters_study(experiment: Experiment) -> study.Study:
     )
 
 
-def _make_fedavg(config, loss_fn, reduce=None):
-    return fedavg.make(config, loss_fn, program=_attackers, reduce=reduce)
-
-
-def _make_cfl(config, loss_fn):
-    return cfl.make(config, loss_fn, program=_attackers)
-
-
 def _attackers(loss_fn, optimizer):
     return by_mark(local_sgd(loss_fn, optimizer), random_update())
 
 
 def adversaries_study(experiment: Experiment) -> study.Study:
     """Table 6.2: 30 % adversaries of three kinds, and none."""
-    e, config = (
-        experiment,
-        config_of(experiment, eps1=None, eps2=0.0, robust=True, max_clusters=1),
-    )
+    e = experiment
+    config = config_of(e, eps1=None, eps2=0.0, robust=True, max_clusters=1)
     average = fedavg.Config(client_lr=e.client_lr, work=config.work)
-    methods = {
-        "FL": study.Method(make=_make_fedavg, config=average),
-        "CFL": study.Method(make=_make_cfl, config=config),
-    } | {
-        name: study.Method(
-            make=functools.partial(_make_fedavg, reduce=_RULES[name](e.all_clients)),
-            config=average,
-        )
+    makes = {"FL": fedavg.make, "CFL": cfl.make} | {
+        name: functools.partial(fedavg.make, reduce=_RULES[name](e.all_clients))
         for name in e.rules
+    }
+    methods = {
+        name: study.Method(
+            make=functools.partial(make, program=_attackers),
+            config=config if name == "CFL" else average,
+        )
+        for name, make in makes.items()
     }
     pool = some(load(e), e.all_clients * e.few_points)
     data = partition.iid(pool, e.all_clients)
     bad = np.arange(e.all_clients) < round(0.3 * e.all_clients)
-    settings = {}
-    for kind in e.kinds:
-        attacked = adversaries(data, bad, kind)
-        settings[kind] = _setting(
-            e, attacked, e.attack_rounds, max(1, e.attack_rounds // 10)
-        )
+    rounds, every = e.attack_rounds, max(1, e.attack_rounds // 10)
+    settings = {
+        kind: _setting(e, adversaries(data, bad, kind), rounds, every)
+        for kind in e.kinds
+    }
     names = ("byzantine", "noisy", "label-flip", "clean")
     printed = {
         (method, kind): value / 100
@@ -361,9 +330,14 @@ def train(outcome: study.Outcome, method: str, setting: str, metric: str) -> np.
     return result.train[metric].astype(float)
 
 
-def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list[Any]:
-    """Rows (what, printed, ours, verdict) beyond the tables of the studies."""
-    rows: list[Any] = []
+def findings(
+    experiment: Experiment, outcomes: dict[str, study.Outcome]
+) -> study_report.Table:
+    """What there is beyond the tables of the studies."""
+    rows: list[tuple[str, ...]] = []
+
+    def add(what: str, printed: str, values: Any, verdict: str = "") -> None:
+        rows.append((what, printed, spread(values), verdict))
 
     def seen(which):
         return f"in {which.sum()} of {len(which)} seeds"
@@ -373,70 +347,52 @@ def findings(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> list
         for n in experiment.gap_points
     ]
     for n, gap in zip(experiment.gap_points, gaps, strict=True):
-        open_since = [np.argmax(g > 0) + 1 if (g > 0).any() else "never" for g in gap]
-        rows.append(
-            (f"gap of {n} points a client", "> 0 from about 20 on (MNIST)",
-             spread(gap[:, -1]), f"> 0 since round {', '.join(map(str, open_since))}")
-        )  # fmt: skip
+        since = [str(np.argmax(g > 0) + 1) if (g > 0).any() else "never" for g in gap]
+        paper, opened = "> 0 from about 20 on (MNIST)", ", ".join(since)
+        add(
+            f"gap of {n} points a client",
+            paper,
+            gap[:, -1],
+            f"> 0 since round {opened}",
+        )
     by_points = zip(experiment.gap_points, gaps, strict=True)
     for (n, few), (m, many) in itertools.pairwise(by_points):
-        pair = f"{m} > {n} points"
         d = many[:, -1] - few[:, -1]
-        rows.append((f"gap, {pair}", "grows", spread(d), study_report.verdict_of(d)))
-    mean, largest = (
-        {
-            s: train(outcomes["pairs"], "one cluster", s, f"{m}_update_norm")
-            for s in ("congruent", "incongruent")
-        }
-        for m in ("mean", "max")
-    )
-    for s in mean:
-        for name, norms in (("mean", mean[s]), ("max", largest[s])):
-            falls = name == "mean" or s == "congruent"
-            share = norms[:, -1] / norms[:, 0]
-            rows.append(
-                (f"{s} pair, {name} norm at end / start", "to 0" if falls else "stays",
-                 spread(share), "")
-            )  # fmt: skip
-    d = largest["incongruent"][:, -1] - largest["congruent"][:, -1]
-    rows.append(
-        (
-            "max norm, incongruent > congruent",
-            "yes",
-            spread(d),
-            study_report.verdict_of(d),
+        add(f"gap, {m} > {n} points", "grows", d, study_report.verdict_of(d))
+    last = {}
+    for s, name in itertools.product(("congruent", "incongruent"), ("mean", "max")):
+        norms = train(outcomes["pairs"], "one cluster", s, f"{name}_update_norm")
+        last[s, name] = norms[:, -1]
+        paper = "to 0" if name == "mean" or s == "congruent" else "stays"
+        share = norms[:, -1] / norms[:, 0]
+        add(f"{s} pair, {name} norm at end / start", paper, share)
+    d = last["incongruent", "max"] - last["congruent", "max"]
+    add("max norm, incongruent > congruent", "yes", d, study_report.verdict_of(d))
+    outcome = outcomes["clusters"]
+    for setting in dict.fromkeys(row.setting for row in outcome.rows):
+        found, gap = (
+            train(outcome, "CFL", setting, name)[:, -1] for name in ("clusters", "gap")
         )
-    )
-    cells = outcomes["clusters"].rows
-    for setting in dict.fromkeys(row.setting for row in cells):
-        found = train(outcomes["clusters"], "CFL", setting, "clusters")[:, -1]
-        last = train(outcomes["clusters"], "CFL", setting, "gap")[:, -1]
         right = found == experiment.num_clusters
-        rows += [
-            (
-                f"{setting}: clusters",
-                experiment.num_clusters,
-                spread(found),
-                seen(right),
-            ),
-            (f"{setting}: gap of final clusters", "< 0", spread(last), seen(last < 0)),
-        ]
-        for method in dict.fromkeys(row.method for row in cells):
+        add(f"{setting}: clusters", str(experiment.num_clusters), found, seen(right))
+        add(f"{setting}: gap of final clusters", "< 0", gap, seen(gap < 0))
+        for method in dict.fromkeys(row.method for row in outcome.rows):
             paper = {"FedAvg": "about 0.2", "CFL": "about 0.6"}.get(method, "")
             paper += " (CIFAR-10, permuted)" if paper else ""
-            ours = spread(outcomes["clusters"].row(method, setting).values)
-            rows.append((f"{setting}: accuracy of {method}", paper, ours, ""))
+            values = outcome.row(method, setting).values
+            add(f"{setting}: accuracy of {method}", paper, values)
     for kind in experiment.kinds:
         removed = train(outcomes["adversaries"], "CFL", kind, "removed_clients")
-        until = [np.flatnonzero(r)[-1] + 1 if r.any() else 0 for r in removed]
-        times = [np.count_nonzero(r) for r in removed]
+        until = max(np.flatnonzero(r)[-1] + 1 if r.any() else 0 for r in removed)
+        times = max(np.count_nonzero(r) for r in removed)
         paper = {"clean": "0", "byzantine": "30 by round 34, several cuts"}
-        rows.append(
-            (f"{kind}: clients removed, of {experiment.all_clients}",
-             paper.get(kind, "30 at once"), spread(removed.sum(1)),
-             f"by round {max(until)}, in up to {max(times)} cuts")
-        )  # fmt: skip
-    return rows
+        add(
+            f"{kind}: clients removed, of {experiment.all_clients}",
+            paper.get(kind, "30 at once"),
+            removed.sum(1),
+            f"by round {until}, in up to {times} cuts",
+        )
+    return study_report.Table("Findings", ("what", "printed", "ours", ""), rows)
 
 
 def limits(experiment: Experiment) -> list[str]:
@@ -477,21 +433,20 @@ def limits(experiment: Experiment) -> list[str]:
 
 def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
     """Figures 6.6, 6.7, 6.8 and 6.10 as panels, means and deviations over seeds."""
-    figure, axes = panels(11, 7.5, 2, 2)
+    figure, axes = report.panels(11, 7.5, 2, 2)
     jump, removal, gap, norms = axes.ravel()
 
-    def line(at, values, color, label):
+    def line(at, values, color, label, x=None):
         mean, std = values.mean(0), values.std(0)  # NaN where nothing was to be cut
-        x = np.arange(1, values.shape[1] + 1)
-        band(at, x, mean, mean - std, mean + std, color, label)
+        x = np.arange(1, values.shape[1] + 1) if x is None else x
+        report.band(at, x, mean, mean - std, mean + std, color, label)
 
     outcome, setting = outcomes["clusters"], experiment.splits[-1]
     for k, method in enumerate(dict.fromkeys(row.method for row in outcome.rows)):
         row = outcome.row(method, setting)
         assert row.result is not None
         rounds, values = row.result.series(row.metric)
-        mean, std = values.mean(0), values.std(0)
-        band(jump, rounds, mean, mean - std, mean + std, f"C{k}", method)
+        line(jump, values, f"C{k}", method, rounds)
     splits = train(outcome, "CFL", setting, "splits")
     for t in np.flatnonzero(splits[0]):
         jump.axvline(t + 1, color="grey", linewidth=0.8, linestyle=":")
@@ -522,22 +477,11 @@ def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
 
 def main(experiment: Experiment) -> None:
     """Runs the studies; prints tables, findings and limits, and where pages are."""
-    console, outcomes, page = Console(), {}, []
+    outcomes, out = {}, experiment.out
+    page = report.Page("Clustered federated learning", limits(experiment), out)
     for name, make in STUDIES.items():
-        outcomes[name] = study.run(make(experiment), experiment.out / name)
-        for table in study_report.tables(outcomes[name]):
-            title = f"{name}: {table.title}"
-            console.print(tabulate(table.header, table.rows, title=title))
-        page += [f"# {name}\n", study_report.markdown(outcomes[name])]
-        written = study_report.write(outcomes[name])
-        console.print(f"page: {written}", highlight=False)
-    save(draw(experiment, outcomes), experiment.out / "figures.png", console)
-    header = ("what", "printed", "ours", "")
-    rows = [tuple(map(str, row)) for row in findings(experiment, outcomes)]
-    console.print(tabulate(header, rows, title="Findings"))
-    said = [f"- {sentence}" for sentence in limits(experiment)]
-    page += [study_report.text_of(study_report.Table("Findings", header, rows))]
-    page += ["![figures](figures.png)\n", "# What this setting can't show\n", *said]
-    for sentence in said:
-        console.print(sentence, highlight=False)
-    write_page(page, experiment.out / "summary.md", console)
+        outcomes[name] = study.run(make(experiment), out / name)
+        page.show(name, outcomes[name])
+    page.draw("figures", draw(experiment, outcomes))
+    page.add(findings(experiment, outcomes))
+    page.write("summary")

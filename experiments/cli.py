@@ -10,10 +10,14 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from fedjax_core import DataFileError, RunDirError, command, processes, use_host_devices
 from fedjax_core.command import Command
@@ -324,8 +328,9 @@ def _start(
 def _main(module: ModuleType, experiment: Any, made: Command) -> int:
     """Runs an experiment, records what made it, and returns the exit status."""
     out = getattr(experiment, "out", None)
+    recorded = command.recorded(out, made) if out else contextlib.nullcontext()
     try:
-        with command.recorded(out, made) if out else contextlib.nullcontext():
+        with recorded, _compiled_once():
             module.main(experiment)
     except KeyboardInterrupt as stop:
         print(
@@ -337,6 +342,31 @@ def _main(module: ModuleType, experiment: Any, made: Command) -> int:
             print(f"fedjax-core: to go on from what is saved: {again}", file=sys.stderr)
         return 130
     return 0
+
+
+@contextlib.contextmanager
+def _compiled_once() -> Iterator[None]:
+    """Keeps programs while a command runs, for methods and settings that share them.
+
+    Not beyond it: another machine could not run them. Who wants that says so by
+    ``JAX_COMPILATION_CACHE_DIR``, which stays as it is. Nor with several processes:
+    they may have to compile together, and only the first would know a program.
+    """
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir or jax.process_count() > 1:
+        yield
+        return
+    least = "jax_persistent_cache_min_compile_time_secs"
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as cleanup,
+    ):
+        for name, value in (("jax_compilation_cache_dir", folder), (least, 0.0)):
+            cleanup.callback(config.update, name, getattr(config, name))
+            config.update(name, value)
+        compilation_cache.reset_cache()  # or it stays with what it found at first
+        cleanup.callback(compilation_cache.reset_cache)
+        yield
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import LocalWork, Model, Result, check, models, simulate
+from fedjax_core import LocalWork, Model, Result, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.datasets import heart_disease
-from fedjax_core.experiments.report import write
+from fedjax_core.experiments import report
 from fedjax_core.result import spread
 
 
@@ -48,7 +48,7 @@ class Experiment:
     out: Path = Path("runs/heart_disease")
 
     def __post_init__(self):
-        check.positive_int(rounds=self.rounds, num_seeds=self.num_seeds)
+        report.check_counts(self)
 
 
 PRESETS = {
@@ -89,15 +89,15 @@ def _one_client(
 def _train(
     experiment: Experiment, name: str, data: FederatedData, model: Model
 ) -> Result:
-    return simulate(
+    return report.recorded(
+        experiment,
+        name,
         fedavg.make(experiment.algorithm, model.loss),
         data,
         model,
         rounds=experiment.rounds,
         cohort_size=data.num_clients,
-        seeds=range(experiment.num_seeds),
-        run_dir=experiment.out / name,
-        resume=True,
+        progress=True,
         # Folders may be moved.
         record=vars(experiment) | {"path": None, "out": None},
     )
@@ -135,10 +135,7 @@ def table(results: dict[str, Result], data: FederatedData) -> Table:
 
 def plot(results: dict[str, Result], data: FederatedData, path: Path) -> None:
     """Bars of test accuracy per hospital: FedAvg, itself alone, all pooled."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = report.panels(7, 3.6, columns=1)
     places = np.arange(data.num_clients)
     alone = [accuracy(results[h]) for h in data.client_ids]
     bars = {
@@ -161,7 +158,7 @@ def plot(results: dict[str, Result], data: FederatedData, path: Path) -> None:
     )
     axes.legend(ncols=3, loc="upper center", fontsize=8)
     axes.grid(axis="y", alpha=0.3)
-    write(figure, path)
+    report.write(figure, path)
 
 
 def main(experiment: Experiment) -> None:

@@ -8,19 +8,18 @@ whom it has seen nothing. Prints a table, writes a plot. Needs files on disk, se
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import FederatedData, LocalWork, Result, check, models, simulate
+from fedjax_core import FederatedData, LocalWork, Result, check, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import mnist
 from fedjax_core.evaluate import compile_evaluation
-from fedjax_core.experiments.report import write
+from fedjax_core.experiments import report
 from fedjax_core.result import spread
 
 
@@ -54,12 +53,9 @@ class Experiment:
 
     def __post_init__(self):
         check.one_of(("mlp", "cnn"), model=self.model)
-        check.in_range(
-            0.05, 0.95, test_fraction=self.test_fraction
-        )  # both in every hand
-        check.positive_int(
-            cohort_size=self.cohort_size, rounds=self.rounds, num_seeds=self.num_seeds
-        )
+        # Both in every hand.
+        check.in_range(0.05, 0.95, test_fraction=self.test_fraction)
+        report.check_counts(self)
         check.in_range(1, 539, cohort_size=self.cohort_size)  # all writers
 
 
@@ -96,15 +92,15 @@ def run(experiment: Experiment) -> tuple[Result, dict[str, Accuracies]]:
     data = _load(experiment, "train", experiment.test_fraction)
     new = _load(experiment, "test", 1.0)
     model = models.emnist_cnn(10) if experiment.model == "cnn" else models.mlp(784, 10)
-    result = simulate(
+    result = report.recorded(
+        experiment,
+        "",
         fedavg.make(experiment.algorithm, model.loss),
         data,
         model,
         rounds=experiment.rounds,
         cohort_size=experiment.cohort_size,
-        seeds=range(experiment.num_seeds),
-        run_dir=experiment.out,
-        resume=True,
+        progress=True,
         # Folders may be moved.
         record=vars(experiment) | {"path": None, "out": None},
     )
@@ -131,13 +127,7 @@ def _accuracies(data: FederatedData, values: np.ndarray) -> Accuracies:
 
 def table(result: Result, accuracies: dict[str, Accuracies]) -> Table:
     """The accuracies at the end of the run in per cent."""
-    out = Table(
-        title=f"accuracy in % after {result.rounds} rounds",
-        caption=f"mean ± standard deviation over {len(result.seeds)} seeds",
-    )
-    out.add_column("tested on")
-    for name in ("clients", "all digits", "mean client", "client p10"):
-        out.add_column(name, justify="right")
+    rows = []
     for name, all_writers in accuracies.items():
         student = all_writers.is_student
         for label, writers in (
@@ -151,16 +141,17 @@ def table(result: Result, accuracies: dict[str, Accuracies]) -> Table:
                 values.mean(1),
                 np.percentile(values, 10, axis=1),
             )
-            out.add_row(
-                label, f"{len(sizes)}", *(spread(100 * v, ".2f") for v in by_seed)
-            )
-    return out
+            shown = (spread(100 * v, ".2f") for v in by_seed)
+            rows.append((label, f"{len(sizes)}", *shown))
+    columns = ("tested on", "clients", "all digits", "mean client", "client p10")
+    title = f"accuracy in % after {result.rounds} rounds"
+    caption = f"mean ± standard deviation over {len(result.seeds)} seeds"
+    return report.tabulate(columns, rows, title=title, caption=caption)
 
 
-def plot(result: Result, accuracies: dict[str, Accuracies]) -> Figure:
+def plot(result: Result, accuracies: dict[str, Accuracies]) -> Any:
     """Accuracy over rounds, and how it spreads over the writers at the end."""
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    curves, shares = figure.subplots(1, 2)
+    figure, (curves, shares) = report.panels(11, 3.6)
     for name, label in (
         ("test_accuracy", "all digits"),
         ("test_accuracy_client_mean", "mean client"),
@@ -193,5 +184,5 @@ def main(experiment: Experiment) -> None:
             highlight=False,
         )
     path = experiment.out / "accuracy.png"
-    write(plot(result, accuracies), path)
+    report.write(plot(result, accuracies), path)
     console.print(f"plot: {path}\nrecord: {experiment.out}", highlight=False)

@@ -22,7 +22,7 @@ from fedjax_core.algorithms import (
     pfedme,
 )
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import show_study
+from fedjax_core.experiments.report import check_counts, show
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,7 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(client_lr=self.client_lr)
-        check.positive_int(
-            rounds=self.rounds, num_seeds=self.num_seeds, shards=self.shards
-        )
+        check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -76,11 +74,12 @@ def make_study(experiment: Experiment) -> study.Study:
         "client_lr": experiment.client_lr,
     }
     head, rest = ("Dense_2",), ("Dense_1", "Dense_2")
-    configs: dict[str, tuple[Any, Any, str | None]] = {
-        "FedAvg": (fedavg, fedavg.Config(**common), None),
-        "local only": (local_only, local_only.Config(**common), "local_accuracy"),
+    methods = {
+        "FedAvg": study.Method.of(fedavg, **common),
+        "local only": study.Method.of(local_only, metric="local_accuracy", **common),
     }
-    for name, module, extra in (
+    common["metric"] = "personal_accuracy"
+    others: tuple[tuple[str, Any, dict[str, Any]], ...] = (
         ("fine-tuning", fine_tuning, {}),
         ("FedPer", fedper, {"personal": head}),
         ("FedRep", fedrep, {"personal": head, "head": 1}),
@@ -88,13 +87,9 @@ def make_study(experiment: Experiment) -> study.Study:
         ("APFL", apfl, {"adaptive": True}),
         ("pFedMe", pfedme, {}),
         ("Ditto", ditto, {"personal_lr": experiment.client_lr}),
-    ):
-        config = module.Config(**common | extra)
-        configs[name] = (module, config, "personal_accuracy")
-    methods = {
-        name: study.Method(make=module.make, config=config, metric=metric)
-        for name, (module, config, metric) in configs.items()
-    }
+    )
+    for name, module, extra in others:
+        methods[name] = study.Method.of(module, **common, **extra)
     name = f"{experiment.shards} shards a client"
     setting = study.Setting(
         data=data,
@@ -113,4 +108,4 @@ def make_study(experiment: Experiment) -> study.Study:
 
 def main(experiment: Experiment) -> None:
     """Runs the study, prints its tables and says where the page is."""
-    show_study(make_study(experiment), experiment.out)
+    show(study.run(make_study(experiment), experiment.out))

@@ -10,9 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import LocalWork, Result, check, models, simulate
+from fedjax_core import LocalWork, Result, check, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import digits, partition
+from fedjax_core.experiments import report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,12 +45,7 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(alpha=self.alpha)
-        check.positive_int(
-            num_clients=self.num_clients,
-            cohort_size=self.cohort_size,
-            rounds=self.rounds,
-            num_seeds=self.num_seeds,
-        )
+        report.check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -66,15 +62,15 @@ def run(experiment: Experiment) -> Result:
     )
     model = models.mlp(64, 10, hidden=experiment.hidden)
     algorithm = fedavg.make(experiment.algorithm, model.loss)
-    return simulate(
+    return report.recorded(
+        experiment,
+        "",
         algorithm,
         data,
         model,
         rounds=experiment.rounds,
         cohort_size=experiment.cohort_size,
-        seeds=range(experiment.num_seeds),
-        run_dir=experiment.out,
-        resume=True,
+        progress=True,
         record=vars(experiment) | {"out": None},  # the folder may be moved
     )
 
@@ -83,23 +79,17 @@ def table(result: Result) -> Table:
     """The numbers at the end of the run."""
     accuracy, spread = result.final("test_accuracy")
     by_client, client_spread = result.final("test_accuracy_client_mean")
-    out = Table(title=f"after {result.rounds} rounds, {len(result.seeds)} seeds")
-    out.add_column("")
-    out.add_column("mean", justify="right")
-    out.add_column("std", justify="right")
-    out.add_row("test accuracy", f"{accuracy:.4f}", f"{spread:.4f}")
-    out.add_row(
-        "test accuracy, mean client", f"{by_client:.4f}", f"{client_spread:.4f}"
-    )
+    rows = [
+        ("test accuracy", f"{accuracy:.4f}", f"{spread:.4f}"),
+        ("test accuracy, mean client", f"{by_client:.4f}", f"{client_spread:.4f}"),
+    ]
     for name in ("uplink", "downlink"):
         megabytes = result.total(f"{name}_bytes") / 1e6
-        out.add_row(f"{name} of one run", f"{megabytes:.1f} MB", "")
-    if result.timed_rounds:
-        out.add_row(
-            "speed, all seeds at once", f"{result.rounds_per_second:.1f} rounds/s", ""
-        )
-        out.add_row("compiling the round", f"{result.compile_seconds:.1f} s", "")
-    return out
+        rows.append((f"{name} of one run", f"{megabytes:.1f} MB", ""))
+    title = f"after {result.rounds} rounds, {len(result.seeds)} seeds"
+    return report.tabulate(
+        ("", "mean", "std"), [*rows, *report.speed_of(result)], title=title
+    )
 
 
 def main(experiment: Experiment) -> None:

@@ -1,6 +1,9 @@
 """What experiments have in common: runs towards a goal, studies, tables, figures."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import csv
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +13,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import Result, study, study_report
+from fedjax_core import (
+    Algorithm,
+    FederatedData,
+    Model,
+    Result,
+    check,
+    simulate,
+    study,
+    study_report,
+)
 from fedjax_core.networks import asynchronous, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Channel, Operator
@@ -126,19 +138,86 @@ def tabulate(
     return out
 
 
-def show_study(this: study.Study, out: Path) -> study.Outcome:
-    """Runs a study, prints its tables and says where its page is."""
-    outcome = study.run(this, out)
-    show(outcome)
-    return outcome
-
-
-def show(outcome: study.Outcome) -> None:
-    """Prints the tables of a study, writes its page and says where."""
+def show(outcome: study.Outcome, more: Sequence[study_report.Table] = ()) -> None:
+    """Prints tables, those of a study after `more`; writes its page and says where."""
     console = Console()
-    for table in study_report.tables(outcome):
+    _print([*more, *study_report.tables(outcome)], console)
+    page = study_report.write(outcome, more)
+    console.print(f"page: {page}", highlight=False)
+
+
+def _print(tables: Iterable[study_report.Table], console: Console) -> None:
+    for table in tables:
         console.print(tabulate(table.header, table.rows, title=table.title))
-    console.print(f"page: {study_report.write(outcome)}", highlight=False)
+
+
+class Page:
+    """What an experiment says: printed as it comes, and put on one page of Markdown.
+
+    Args:
+      title: of the page.
+      said: what the numbers rest on and can't show; heads the page and is printed last.
+      out: the experiment's folder.
+
+    Attributes:
+      console: to print on.
+      parts: of the page.
+    """
+
+    def __init__(self, title: str, said: str | Sequence[str], out: Path):
+        lines = [said] if isinstance(said, str) else [f"* {line}" for line in said]
+        self._said, self._out = "\n".join(lines), out
+        self.console, self.parts = Console(), [f"# {title}\n\n{self._said}\n"]
+
+    def add(self, *tables: study_report.Table) -> None:
+        """Prints tables and puts them on the page."""
+        _print(tables, self.console)
+        self.parts += map(study_report.text_of, tables)
+
+    def show(
+        self,
+        name: str,
+        outcome: study.Outcome,
+        more: Sequence[study_report.Table] = (),
+    ) -> None:
+        """As `show`, with everything on this page as well, under a heading."""
+        self.console.rule(name)
+        show(outcome, more)
+        self.parts += [f"# {name}\n", *map(study_report.text_of, more)]
+        self.parts.append(study_report.markdown(outcome))
+
+    def draw(self, name: str, figure: Any) -> None:
+        """Writes a figure as NAME.png and puts it on the page."""
+        save(figure, self._out / f"{name}.png", self.console)
+        self.parts.append(f"![{name}](<{name}.png>)\n")
+
+    def write(self, name: str) -> None:
+        """Prints what is to be known of the numbers; writes the page as NAME.md."""
+        self.console.print(self._said, highlight=False, soft_wrap=True)
+        write_page(self.parts, self._out / f"{name}.md", self.console)
+
+
+def recorded(
+    experiment: Any,
+    name: str,
+    algorithm: Algorithm,
+    data: FederatedData,
+    model: Model,
+    **options: Any,
+) -> Result:
+    """Simulates for the experiment's seeds, in a folder of its `out`; resumes there.
+
+    Args:
+      experiment: with `num_seeds` and a folder `out`.
+      name: of the run, or nothing where there is one.
+      algorithm: as for `simulate`, as are `data`, `model` and others.
+      data: see there.
+      model: see there.
+      **options: see there.
+    """
+    how: dict[str, Any] = {"seeds": range(experiment.num_seeds), "progress": False}
+    where = experiment.out / name
+    return simulate(algorithm, data, model, run_dir=where, resume=True, **how | options)
 
 
 def outcome_of(
@@ -161,35 +240,15 @@ def outcome_of(
     return study.Outcome(asked, experiment.out, rows, made)
 
 
-def publish(
-    outcome: study.Outcome,
-    more: Sequence[study_report.Table],
-    pictures: Mapping[str, Any],
-    notes: Sequence[str],
-    console: Console,
-) -> None:
-    """Prints tables, and writes report.html, CSV files, figures and summary.md.
-
-    Args:
-      outcome: what was measured.
-      more: tables beyond its own.
-      pictures: figures by name.
-      notes: sentences on what the numbers rest on and can't show.
-      console: to print on.
-    """
-    outcome.out.mkdir(parents=True, exist_ok=True)
-    for table in (*more, *study_report.tables(outcome)):
-        console.print(tabulate(table.header, table.rows, title=table.title))
-    for note in notes:
-        console.print(f"* {note}", highlight=False)
-    for name, figure in pictures.items():
-        save(figure, outcome.out / f"{name}.png", console)
-    parts = [*map(study_report.text_of, more), study_report.markdown(outcome)]
-    parts += [f"![{name}]({name}.png)\n" for name in pictures]
-    write_page(
-        [*parts, *(f"* {x}" for x in notes)], outcome.out / "summary.md", console
-    )
-    console.print(f"page: {study_report.write(outcome, more)}", highlight=False)
+def speed_of(result: Result) -> list[tuple[str, str, str]]:
+    """Rows that say how fast a run was; none where it was read."""
+    if not result.timed_rounds:
+        return []
+    speed, seconds = result.rounds_per_second, result.compile_seconds
+    return [
+        ("speed, all seeds together", f"{speed:.2f} rounds/s", ""),
+        ("compiling the round", f"{seconds:.1f} s", ""),
+    ]
 
 
 def panels(
@@ -226,6 +285,13 @@ def write(figure: Any, path: Path, dpi: int = 150) -> None:
     if is_first():
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=dpi)
+
+
+def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
+    """Writes a table with its header, in the first of several processes."""
+    if is_first():
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 def write_page(parts: Sequence[str], path: Path, console: Console) -> None:
@@ -337,7 +403,7 @@ def cheaper(
 
 
 def claims_table(
-    title: str, claims: Iterable[tuple[str, str, Any]]
+    title: str, claims: Iterable[tuple[str, str, Any]], form: str = "+.4f"
 ) -> study_report.Table:
     """Claims beyond those of a study.
 
@@ -345,13 +411,14 @@ def claims_table(
       title: of the table.
       claims: what, where, and ``[S]``, by seeds: how much of it there is, above 0 where
         it is true.
+      form: how the mean over seeds is written.
     """
     rows = []
     for what, where, differences in claims:
         d = np.asarray(differences)
         known = len(d) and np.isfinite(d).all()
         verdict = study_report.verdict_of(d) if known else "undecided"
-        rows.append((what, where, f"{d.mean():+.4f}" if known else "", verdict))
+        rows.append((what, where, format(d.mean(), form) if known else "", verdict))
     return study_report.Table(title, ("claim", "where", "by", "verdict"), rows)
 
 
@@ -362,3 +429,20 @@ def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:
             raise ValueError(f"{name} must not be empty.")
         for value in values:
             rule(**{name: value})
+
+
+def check_known(known: Collection[Any], **several: Sequence[Any]) -> None:
+    """As `check_each`, unless every value is one of those known."""
+    check_each(functools.partial(check.one_of, known), **several)
+
+
+def check_counts(experiment: Any, *others: str) -> None:
+    """Raises TypeError or ValueError unless all ints of an experiment are 1 or more.
+
+    Args:
+      experiment: a dataclass.
+      others: names of ints that may be what they like.
+    """
+    counts = {f.name for f in dataclasses.fields(experiment) if f.type is int}
+    for name in sorted(counts - {*others}):
+        check.positive_int(**{name: getattr(experiment, name)})

@@ -14,13 +14,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
-from fedjax_core import LocalWork, Model, Result, check, models, simulate
+from fedjax_core import LocalWork, Model, Result, check, models
 from fedjax_core.algorithms import stc
 from fedjax_core.compress import sbc, theory, top_k
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import check_each, outcome_of, panels, publish
+from fedjax_core.experiments import report
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, verdict_of
 from fedjax_core.transform import Transform, identity
@@ -57,16 +56,11 @@ class Experiment:
     out: Path = Path("runs/sbc_ratios")
 
     def __post_init__(self):
+        report.check_counts(self)
         check.positive(client_lr=self.client_lr)
-        check_each(check.positive, rates=self.rates)
-        check_each(check.positive_int, delays=self.delays)
+        report.check_each(check.positive, rates=self.rates)
+        report.check_each(check.positive_int, delays=self.delays)
         check.fraction(momentum=self.momentum)
-        check.positive_int(
-            num_workers=self.num_workers,
-            iterations=self.iterations,
-            measured_iterations=self.measured_iterations,
-            num_seeds=self.num_seeds,
-        )
 
 
 PRESETS = {
@@ -97,15 +91,10 @@ def run(
         client_lr=experiment.client_lr, momentum=experiment.momentum, work=work
     )
     data = partition.iid(digits.load(), num_clients=experiment.num_workers)
-    return simulate(
-        stc.make(config, model.loss, transform=transform, downlink=identity()),
-        data,
-        model,
-        cohort_size=experiment.num_workers,
-        run_dir=experiment.out / name,
-        resume=True,
-        progress=False,
-        **how,
+    algorithm = stc.make(config, model.loss, transform=transform, downlink=identity())
+    everyone = experiment.num_workers
+    return report.recorded(
+        experiment, name, algorithm, data, model, cohort_size=everyone, **how
     )
 
 
@@ -144,11 +133,10 @@ def plane(experiment: Experiment) -> dict[tuple[str, str], Result]:
     for delay in experiment.delays:
         for rate in experiment.rates:
             rounds = max(experiment.iterations // delay, 1)
-            how = {"rounds": rounds, "seeds": range(experiment.num_seeds)}
             # Beyond 1/2 sparse binary compression is not defined.
             transform = sbc(rate) if rate <= 0.5 else identity()
             name = f"delay {delay}, rate {rate:g}"
-            result = run(experiment, name, delay, transform, how)
+            result = run(experiment, name, delay, transform, {"rounds": rounds})
             results[f"rate {rate:g}", f"delay {delay}"] = result
     return results
 
@@ -181,7 +169,7 @@ def claims(experiment: Experiment, errors: np.ndarray) -> Table:
 
 def draw(experiment: Experiment, errors: np.ndarray) -> Any:
     """Figure 3.2."""
-    figure, axes = panels(5, 4, columns=1)
+    figure, axes = report.panels(5, 4, columns=1)
     picture = axes.imshow(errors.mean(-1), cmap="viridis_r")
     axes.set_xticks(range(len(experiment.rates)), [f"{r:g}" for r in experiment.rates])
     axes.set_yticks(range(len(experiment.delays)), map(str, experiment.delays))
@@ -201,9 +189,10 @@ LIMITS = (
 
 def main(experiment: Experiment) -> None:
     """Prints both tables and writes them, with the plane, on one page."""
-    console, table = Console(), ratios(experiment)
-    results = plane(experiment)
+    table, results = ratios(experiment), plane(experiment)
     errors = errors_of(experiment, results)
+    page = report.Page("Sparse binary compression", LIMITS, experiment.out)
     more = [table, claims(experiment, errors)]
-    figures = {"plane": draw(experiment, errors)}
-    publish(outcome_of(experiment, results), more, figures, LIMITS, console)
+    page.show("The plane", report.outcome_of(experiment, results), more)
+    page.draw("plane", draw(experiment, errors))
+    page.write("summary")

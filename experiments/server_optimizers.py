@@ -7,11 +7,12 @@ FedAvg; on a small net for small images that need not be so.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from fedjax_core import LocalWork, check, models, split_examples, study
 from fedjax_core.algorithms import fedavg, fedopt
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import show_study
+from fedjax_core.experiments.report import check_counts, show
 
 RULES = {"FedAvgM": "avgm", "FedAdagrad": "adagrad", "FedAdam": "adam"}
 RULES["FedYogi"] = "yogi"
@@ -45,7 +46,7 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(alpha=self.alpha)
-        check.positive_int(rounds=self.rounds, num_seeds=self.num_seeds)
+        check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -70,18 +71,13 @@ def make_study(experiment: Experiment) -> study.Study:
     )
     work = LocalWork(batch_size=10)
     grid = {"client_lr": experiment.client_lrs}
-    methods = {
-        "FedAvg": study.Method(
-            make=fedavg.make, config=fedavg.Config(work=work), grid=grid
-        )
-    }
+    methods = {"FedAvg": study.Method.of(fedavg, grid=grid, work=work)}
     for name, rule in RULES.items():
         rates = (0.3, 1.0) if rule == "avgm" else experiment.server_lrs
-        decay = {"beta1": 0.0} if rule == "adagrad" else {}
-        methods[name] = study.Method(
-            make=fedopt.make,
-            config=fedopt.Config(rule=rule, work=work, **decay),  # type: ignore[arg-type]
-            grid=grid | {"server_lr": rates},
+        both = grid | {"server_lr": rates}
+        decay: dict[str, Any] = {"beta1": 0.0} if rule == "adagrad" else {}
+        methods[name] = study.Method.of(
+            fedopt, grid=both, rule=rule, work=work, **decay
         )
     name = f"Dirichlet({experiment.alpha:g})"
     return study.Study(
@@ -94,4 +90,4 @@ def make_study(experiment: Experiment) -> study.Study:
 
 def main(experiment: Experiment) -> None:
     """Runs the study, prints its tables and says where the page is."""
-    show_study(make_study(experiment), experiment.out)
+    show(study.run(make_study(experiment), experiment.out))

@@ -19,10 +19,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import FederatedData, LocalWork, Result, check, models, simulate
+from fedjax_core import FederatedData, LocalWork, Result, check, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters, shakespeare
+from fedjax_core.experiments import report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,13 +60,7 @@ class Experiment:
     out: Path = Path("runs/shakespeare")
 
     def __post_init__(self):
-        check.positive_int(
-            cohort_size=self.cohort_size,
-            rounds=self.rounds,
-            eval_every=self.eval_every,
-            num_seeds=self.num_seeds,
-            length=self.length,
-        )
+        report.check_counts(self)
         if self.num_clients is not None:
             check.positive_int(num_clients=self.num_clients)
             check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
@@ -110,16 +105,16 @@ def run(experiment: Experiment, data: FederatedData) -> Result:
     model = models.char_lstm(
         characters.NUM_IDS, experiment.length, hidden=experiment.hidden
     )
-    return simulate(
+    return report.recorded(
+        experiment,
+        "",
         fedavg.make(experiment.algorithm, model.loss),
         data,
         model,
         rounds=experiment.rounds,
         cohort_size=experiment.cohort_size,
-        seeds=range(experiment.num_seeds),
         eval_every=experiment.eval_every,
-        run_dir=experiment.out,
-        resume=True,
+        progress=True,
         # Folders may be moved.
         record=vars(experiment) | {"path": None, "out": None},
     )
@@ -127,13 +122,7 @@ def run(experiment: Experiment, data: FederatedData) -> Result:
 
 def table(result: Result, data: FederatedData) -> Table:
     """Accuracy over test characters and over roles, and what it cost."""
-    out = Table(
-        title=f"{data.num_clients} roles, {result.rounds} rounds, "
-        f"{len(result.seeds)} seed(s)"
-    )
-    out.add_column("")
-    out.add_column("mean", justify="right")
-    out.add_column("std", justify="right")
+    rows = []
     for name, about in (
         ("test_accuracy", "test accuracy, all characters"),
         ("test_accuracy_client_mean", "test accuracy, mean role"),
@@ -142,14 +131,12 @@ def table(result: Result, data: FederatedData) -> Table:
         ("test_perplexity", "test perplexity a character"),
     ):
         mean, std = result.final(name)
-        out.add_row(about, f"{mean:.4f}", "" if np.isnan(std) else f"{std:.4f}")
-    out.add_row("always the most frequent character", f"{guessing(data):.4f}", "")
-    if result.timed_rounds:
-        out.add_row(
-            "speed, all seeds together", f"{result.rounds_per_second:.2f} rounds/s", ""
-        )
-        out.add_row("compiling the round", f"{result.compile_seconds:.1f} s", "")
-    return out
+        rows.append((about, f"{mean:.4f}", "" if np.isnan(std) else f"{std:.4f}"))
+    rows.append(("always the most frequent character", f"{guessing(data):.4f}", ""))
+    rows += report.speed_of(result)
+    title = f"{data.num_clients} roles, {result.rounds} rounds"
+    title += f", {len(result.seeds)} seed(s)"
+    return report.tabulate(("", "mean", "std"), rows, title=title)
 
 
 def guessing(data: FederatedData) -> float:

@@ -19,9 +19,8 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import numpy as np
-from rich.console import Console
 
-from fedjax_core import FederatedData, LocalWork, Model, Result, check, models, simulate
+from fedjax_core import FederatedData, LocalWork, Model, Result, check, models
 from fedjax_core.algorithms import fedavg, signsgd, stc
 from fedjax_core.compress.theory import download_ratio
 from fedjax_core.data.packed import Dataset
@@ -34,14 +33,7 @@ from fedjax_core.datasets import (
     partition,
     shakespeare,
 )
-from fedjax_core.experiments.report import (
-    cheaper,
-    of_participant,
-    outcome_of,
-    panels,
-    publish,
-    to_target,
-)
+from fedjax_core.experiments import report
 from fedjax_core.models.layers import Dense
 from fedjax_core.models.recurrent import LSTM
 
@@ -89,11 +81,7 @@ class Experiment:
     out: Path = Path("runs/stc_tables")
 
     def __post_init__(self):
-        check.positive_int(
-            iterations=self.iterations,
-            num_seeds=self.num_seeds,
-            batch_size=self.batch_size,
-        )
+        report.check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.open_interval(0, 1, goal=self.goal)
         if self.data == "shakespeare" and self.environments:
@@ -250,12 +238,9 @@ def methods(
     out["signSGD"] = (signsgd, vote, rounds, {})
     for up, down in itertools.product(experiment.sparsities, repeat=2):
         config = stc.Config(
-            client_lr=lr,
-            momentum=momentum,
-            work=work,
-            sparsity_up=up,
+            client_lr=lr, momentum=momentum, work=work, sparsity_up=up,
             sparsity_down=down,
-        )
+        )  # fmt: skip
         if up == down:
             out[f"STC 1/{up}"] = (stc, config, rounds, {})
         elif environment.num_clients:  # figure 4.2
@@ -280,17 +265,15 @@ def run(
     ).items():
         if which is not None and method not in which:
             continue
-        results[method] = simulate(
+        results[method] = report.recorded(
+            experiment,
+            f"{name}/{method.replace('/', '_')}",
             module.make(config, model.loss, **parts),
             data,
             model,
             rounds=rounds,
             cohort_size=environment.cohort_size,
-            seeds=range(experiment.num_seeds),
             eval_every=max(1, rounds // 40),
-            run_dir=experiment.out / name / method.replace("/", "_"),
-            resume=True,
-            progress=False,
             record=dataclasses.asdict(environment),
         )
     return results
@@ -310,23 +293,19 @@ def claims(experiment: Experiment) -> list[tuple[str, str, str]]:
     """Better, worse, environment, as the figures have it."""
     sparse = f"STC 1/{experiment.sparsities[-1]}"
     delayed = f"FedAvg {experiment.delays[-1]}"
+    places = ("2 classes", "1 class", "1 class, all clients", "batch of 1")
     return [
-        (sparse, delayed, "2 classes"),
-        (sparse, "signSGD", "2 classes"),
-        (sparse, delayed, "1 class"),
-        (sparse, "signSGD", "1 class"),
-        (sparse, delayed, "1 class, all clients"),
-        (sparse, delayed, "batch of 1"),
-        (sparse, delayed, "few clients"),
+        *((sparse, delayed, place) for place in (*places, "few clients")),
+        *((sparse, "signSGD", place) for place in places[:2]),
     ]
 
 
 def draw(results: dict[str, Result]) -> Any:
     """Figure 4.5: accuracy against what one participant sends and receives."""
-    figure, axes = panels(10, 4, sharey=True)
+    figure, axes = report.panels(10, 4, sharey=True)
     for way, ax in zip(("uplink", "downlink"), axes, strict=True):
         for name, result in results.items():
-            sent = of_participant(result, f"{way}_bytes").cumsum(1).mean(0)
+            sent = report.of_participant(result, f"{way}_bytes").cumsum(1).mean(0)
             accuracy = result.evaluations["test_accuracy"].mean(0)
             ax.plot(sent[result.evaluated - 1], accuracy, label=name)
         ax.set(xscale="log", xlabel=f"MB {way} of one participant")
@@ -350,7 +329,7 @@ def limits(experiment: Experiment) -> list[str]:
 
 def main(experiment: Experiment) -> None:
     """Runs both tables, prints them and writes them with accuracy against bits."""
-    console, loaded = Console(), load(experiment)
+    loaded = load(experiment)
     places, claimed = environments(experiment), claims(experiment)
     if not experiment.environments:
         places, claimed = {"iid": places["iid"]}, []
@@ -363,12 +342,16 @@ def main(experiment: Experiment) -> None:
     source = experiment.data if experiment.data in PRINTED else "cifar10"
     goal, printed = experiment.goal, PRINTED[source]
     more = [
-        cheaper("Claims of table 4.2", found["iid"], goal, printed, fewer(experiment))
+        report.cheaper(
+            "Claims of table 4.2", found["iid"], goal, printed, fewer(experiment)
+        )
     ]
     for name, results in found.items():
         paper, title = (printed, "Table 4.2") if name == "iid" else ({}, "Figure 4.6")
-        more.append(to_target(f"{title}: {name}", results, goal, paper, source))
+        more.append(report.to_target(f"{title}: {name}", results, goal, paper, source))
     cells = {(m, name): r for name, part in found.items() for m, r in part.items()}
-    outcome = outcome_of(experiment, cells, claims=claimed, show_best=True)
-    figures = {"bits": draw(found["iid"])}
-    publish(outcome, more, figures, limits(experiment), console)
+    outcome = report.outcome_of(experiment, cells, claims=claimed, show_best=True)
+    page = report.Page("Sparse ternary compression", limits(experiment), experiment.out)
+    page.show("All environments", outcome, more)
+    page.draw("bits", draw(found["iid"]))
+    page.write("summary")

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from fedjax_core import Failing, LocalWork, Result, Uniform, check, models, simulate
+from fedjax_core import Failing, LocalWork, Result, Uniform, check, models
 from fedjax_core.algorithms import fedavg, fedbuff
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import panels, save, tabulate
+from fedjax_core.experiments import report
 from fedjax_core.plan import num_steps
 from fedjax_core.result import spread
 from fedjax_core.virtual_time import Asynchronous, Devices, Synchronous
@@ -57,9 +57,7 @@ class Experiment:
         check.positive(alpha=self.alpha)
         check.non_negative(spread=self.spread)
         check.fraction(failures=self.failures)
-        check.positive_int(
-            rounds=self.rounds, num_seeds=self.num_seeds, buffer_size=self.buffer_size
-        )
+        report.check_counts(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.in_range(self.cohort_size, self.num_clients, select=self.select)
 
@@ -84,47 +82,31 @@ def run(experiment: Experiment) -> dict[str, Result]:
     buffered = fedbuff.make(fedbuff.Config(work=work), model.loss)
     cohort, select = experiment.cohort_size, experiment.select
     steps = experiment.rounds * cohort // experiment.buffer_size
-    drawn = Uniform(cohort_size=cohort)
+    drawn, many = Uniform(cohort_size=cohort), Uniform(cohort_size=select)
     answer = Failing(participation=drawn, rate=experiment.failures)
+    waits, some, drops = (
+        Synchronous(participation=who, seconds=seconds, wait_for=until)
+        for who, until in ((drawn, None), (answer, None), (many, cohort))
+    )
+    never = Asynchronous(
+        concurrency=cohort, buffer_size=experiment.buffer_size, seconds=seconds
+    )
     methods = {
-        "FedAvg waits": (
-            average,
-            Synchronous(participation=drawn, seconds=seconds),
-            experiment.rounds,
-        ),
-        "FedAvg, some fail": (
-            average,
-            Synchronous(participation=answer, seconds=seconds),
-            experiment.rounds,
-        ),
-        "FedAvg drops the slow": (
-            average,
-            Synchronous(
-                participation=Uniform(cohort_size=select),
-                seconds=seconds,
-                wait_for=cohort,
-            ),
-            experiment.rounds,
-        ),
-        "FedBuff": (
-            buffered,
-            Asynchronous(
-                concurrency=cohort, buffer_size=experiment.buffer_size, seconds=seconds
-            ),
-            steps,
-        ),
+        "FedAvg waits": (average, waits, experiment.rounds),
+        "FedAvg, some fail": (average, some, experiment.rounds),
+        "FedAvg drops the slow": (average, drops, experiment.rounds),
+        "FedBuff": (buffered, never, steps),
     }
     return {
-        name: simulate(
+        name: report.recorded(
+            experiment,
+            name,
             algorithm,
             data,
             model,
             rounds=rounds,
             participation=participation,
-            seeds=range(experiment.num_seeds),
             eval_every=max(1, rounds // 30),
-            run_dir=experiment.out / name,
-            resume=True,
             record={k: v for k, v in vars(experiment).items() if k != "out"},
         )
         for name, (algorithm, participation, rounds) in methods.items()
@@ -144,24 +126,19 @@ def main(experiment: Experiment) -> None:
 
     rows = []
     for name, result in results.items():
-        accuracy = result.series("test_accuracy")[1][:, -1]
-        rows.append(
-            (
-                name,
-                reached(result, "virtual_seconds", 1.0),
-                reached(result, "uplink_bytes", 1e6),
-                spread(accuracy, ".4f"),
-                f"{result.total('virtual_seconds'):.4g}",
-                f"{result.final('test_accuracy_client_p10')[0]:.3f}",
-            )
-        )
+        when = reached(result, "virtual_seconds", 1.0)
+        sent = reached(result, "uplink_bytes", 1e6)
+        accuracy = spread(result.series("test_accuracy")[1][:, -1], ".4f")
+        total = f"{result.total('virtual_seconds'):.4g}"
+        worst = f"{result.final('test_accuracy_client_p10')[0]:.3f}"
+        rows.append((name, when, sent, accuracy, total, worst))
     columns = ("", f"seconds to {experiment.goal:g}", "MB up to it", "accuracy at end")
     columns += ("seconds in all", "worst tenth")
     title = f"{experiment.num_seeds} seeds, mean ± one deviation"
-    console.print(tabulate(columns, rows, title=title))
-    figure, axes = panels(6.5, 4, columns=1)
+    console.print(report.tabulate(columns, rows, title=title))
+    figure, axes = report.panels(6.5, 4, columns=1)
     for name, result in results.items():
         result.draw(axes, "test_accuracy", over="virtual_seconds", label=name)
     axes.axhline(experiment.goal, color="grey", linestyle=":", linewidth=1)
     axes.legend()
-    save(figure, experiment.out / "stragglers.png", console)
+    report.save(figure, experiment.out / "stragglers.png", console)

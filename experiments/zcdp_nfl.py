@@ -7,7 +7,6 @@ sub-gradients, and P-ADMM, all at one total privacy loss. Draws the error over t
 rounds and after the last one against the loss; says which printed orderings hold.
 """
 
-import csv
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,21 +18,15 @@ from rich.console import Console
 from fedjax_core import Result, check
 from fedjax_core.algorithms.networks import zcdp_grad_nfl, zcdp_nfl
 from fedjax_core.datasets.networks import unit_linear
-from fedjax_core.experiments.report import (
-    check_each,
-    panels,
-    save,
-    tabulate,
-    write_page,
-)
+from fedjax_core.experiments import report
 from fedjax_core.networks import builders
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.risks import Risk
 from fedjax_core.networks.run import System, run
 from fedjax_core.privacy import DynamicBudget, SplitBudget, budget_epsilon
-from fedjax_core.processes import is_first
-from fedjax_core.study_report import Table, text_of, verdict_of
+from fedjax_core.result import spread
+from fedjax_core.study_report import Table, verdict_of
 
 OURS, SPLIT, EXACT = "zCDP-NFL", "(eps, delta)DP-NFL", "P-ADMM"
 GRADIENT, SLOW = "zCDP-grad-NFL", "zCDP-grad-NFL, first step 1"
@@ -143,14 +136,11 @@ class Experiment:
     out: Path = Path("runs/zcdp_nfl")
 
     def __post_init__(self):
-        check.positive_int(
-            num_nodes=self.num_nodes, rounds=self.rounds, num_seeds=self.num_seeds
-        )
+        report.check_counts(self, "seed")
         check.open_interval(0, 1, delta=self.delta)
-        check_each(check.positive, budgets=self.budgets)
+        report.check_each(check.positive, budgets=self.budgets)
         check.one_of(self.budgets, shown=self.shown)
-        for figure in self.figures:
-            check.one_of(FIGURES, figures=figure)
+        report.check_known(FIGURES, figures=self.figures)
 
 
 PRESETS = {
@@ -248,19 +238,10 @@ def errors(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Table:
     )
     rows = []
     for cell in cells:
-        error = cell.errors
-        spread = f" ± {error.std(ddof=1):.1g}" if len(error) > 1 else ""
         known = REFERENCE.get((name, cell.method), {}) if comparable else {}
-        printed = known.get(cell.budget)
-        rows.append(
-            (
-                cell.method,
-                f"{cell.budget:g}",
-                f"{cell.epsilon:.3g}",
-                f"{error.mean():.3g}{spread}",
-                "" if printed is None else f"{printed:g}",
-            )
-        )
+        printed = f"{known[cell.budget]:g}" if cell.budget in known else ""
+        total, error = f"{cell.epsilon:.3g}", spread(cell.errors, ".3g")
+        rows.append((cell.method, f"{cell.budget:g}", total, error, printed))
     header = ("method", "first budget", "total epsilon", "error", "reference")
     title = f"Figure {name}, {FIGURES[name].title}: error after the last round"
     return Table(title, header, rows)
@@ -271,19 +252,14 @@ def orderings(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Table
     found, figure = {(c.method, c.budget): c for c in cells}, FIGURES[name]
     rows = []
     for worse in (*figure.printed, *figure.others):
-        verdicts = []
+        cells_of, held = [], []
         for first in experiment.budgets:
-            ratio = found[worse, first].errors / found[OURS, first].errors
-            verdict = verdict_of(np.log(ratio))
-            verdicts.append((verdict, f"x {np.exp(np.log(ratio).mean()):.3g}"))
+            gap = np.log(found[worse, first].errors / found[OURS, first].errors)
+            verdict = verdict_of(gap)
+            cells_of.append(f"{verdict}, x {np.exp(gap.mean()):.3g}")
+            held += [f"{first:g}"] * (verdict == "held")
         source = "printed" if worse in figure.printed else "not printed"
-        held = [
-            f"{first:g}"
-            for first, (verdict, _) in zip(experiment.budgets, verdicts, strict=True)
-            if verdict == "held"
-        ]
-        where = "all" if len(held) == len(verdicts) else ", ".join(held) or "none"
-        cells_of = [f"{verdict}, {ratio}" for verdict, ratio in verdicts]
+        where = "all" if len(held) == len(cells_of) else ", ".join(held) or "none"
         rows.append((f"{OURS} < {worse}", source, *cells_of, where))
     header = ("claim, < is less error", "in the text")
     header = (*header, *(f"{first:g}" for first in experiment.budgets), "held at")
@@ -292,7 +268,7 @@ def orderings(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Table
 
 def draw(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Any:
     """Errors over rounds at the last budget, and at the end against epsilon."""
-    figure, (left, right) = panels(10, 4)
+    figure, (left, right) = report.panels(10, 4)
     methods = list(dict.fromkeys(cell.method for cell in cells))
     for method, color in zip(methods, COLORS, strict=False):
         own = [cell for cell in cells if cell.method == method]
@@ -303,8 +279,7 @@ def draw(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Any:
             (right, [cell.epsilon for cell in own], [cell.errors for cell in own]),
         ):
             middle, low, high = np.quantile(np.asarray(values), [0.5, 0.1, 0.9], axis=1)
-            axes.plot(x, middle, "o-", color=color, label=method, markersize=3)
-            axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+            report.band(axes, x, middle, low, high, color, method)
     left.set(xlabel="round", ylabel="normalised error", yscale="log")
     right.set(xlabel="total epsilon", yscale="log", xscale="log")
     left.set_title(f"{FIGURES[name].title}, first budget {experiment.shown:g}")
@@ -313,32 +288,24 @@ def draw(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Any:
     return figure
 
 
-def write_csv(cells: Sequence[Cell], path: Path) -> None:
-    """A line for every run, in the first of several processes."""
-    if not is_first():
-        return
-    with path.open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(("figure", "method", "first_budget", "epsilon", "seed", "error"))
-        for cell in cells:
-            for seed, error in zip(cell.result.seeds, cell.errors, strict=True):
-                own = cell.figure, cell.method, cell.budget, cell.epsilon
-                lines.writerow((*own, seed, float(error)))
+def lines(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
+    """The CSV file: a line for every run."""
+    out = [("figure", "method", "first_budget", "epsilon", "seed", "error")]
+    for cell in cells:
+        own = cell.figure, cell.method, cell.budget, cell.epsilon
+        by_seed = zip(cell.result.seeds, cell.errors.tolist(), strict=True)
+        out += [(*own, seed, error) for seed, error in by_seed]
+    return out
 
 
 def main(experiment: Experiment) -> None:
     """Runs the figures, draws them and writes one page of all."""
-    console, e = Console(), experiment
-    parts, everything = [f"# Private learning over a network\n\n{NOTES}"], []
+    e, everything = experiment, []
+    page = report.Page("Private learning over a network", NOTES, e.out)
     for name in e.figures:
-        cells = measure(e, name, console)
+        cells = measure(e, name, page.console)
         everything += cells
-        for table in (errors(e, name, cells), orderings(e, name, cells)):
-            console.print(tabulate(table.header, table.rows, title=table.title))
-            parts.append(text_of(table))
-        picture = f"figure_{name.replace('.', '_')}.png"
-        save(draw(e, name, cells), e.out / picture, console)
-        parts.append(f"![Figure {name}]({picture})\n")
-    write_csv(everything, e.out / "zcdp_nfl.csv")
-    console.print(NOTES, soft_wrap=True)
-    write_page(parts, e.out / "zcdp_nfl.md", console)
+        page.add(errors(e, name, cells), orderings(e, name, cells))
+        page.draw(f"figure_{name.replace('.', '_')}", draw(e, name, cells))
+    report.write_csv(e.out / "zcdp_nfl.csv", lines(everything))
+    page.write("zcdp_nfl")

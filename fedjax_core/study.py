@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +67,19 @@ class Method:
             if not len(values):
                 raise ValueError(f"grid must try some {name}, got none.")
         self.points()  # each is a valid config
+
+    @classmethod
+    def of(
+        cls,
+        module: Any,
+        *,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        metric: str | None = None,
+        **config: Any,
+    ) -> "Method":
+        """That of a module of `fedjax_core.algorithms`, by the fields of its config."""
+        make, grid = module.make, grid or {}
+        return cls(make=make, config=module.Config(**config), grid=grid, metric=metric)
 
     def points(self) -> dict[str, Any]:
         """Name -> config of every point of the grid."""
@@ -179,6 +192,15 @@ class Study(Design):
                     f"tune {tuned[0]!r} on; `split_examples` makes one."
                 )
 
+    def only(self, methods: Collection[str]) -> "Study":
+        """That of some of its methods, with what is printed and claimed of them."""
+        return dataclasses.replace(
+            self,
+            methods={k: v for k, v in self.methods.items() if k in methods},
+            printed={k: v for k, v in self.printed.items() if k[0] in methods},
+            claims=[c for c in self.claims if {*c[:2]} <= {*methods}],
+        )
+
 
 class Trial(NamedTuple):
     """A point of a grid."""
@@ -216,9 +238,13 @@ class Row(NamedTuple):
     @property
     def values(self) -> np.ndarray:
         """The metric at the end, ``[S]``; none where the cell did not get there."""
+        return self.last(self.metric)
+
+    def last(self, metric: str) -> np.ndarray:
+        """As `values`, of any metric that the result has."""
         if self.result is None or self.error:
             return np.zeros(0)
-        return self.result.series(self.metric)[1][:, -1]
+        return self.result.series(metric)[1][:, -1]
 
     def best(self, higher_is_better: bool = True) -> np.ndarray:
         """The best evaluation of each run, ``[S]``, or none, as `values`."""

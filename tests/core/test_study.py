@@ -228,6 +228,17 @@ def test_a_study_that_makes_no_sense_is_refused(changes, message):
         a_study(**fields)
 
 
+def test_a_study_of_fewer_methods_keeps_what_is_said_of_them():
+    whole = a_study(claims=[("fast", "slow", "toy"), ("fast", "ditto", "toy")])
+    few = whole.only(["slow", "fast"])
+    assert list(few.methods) == ["slow", "fast"]
+    assert [*few.claims] == [("fast", "slow", "toy")]
+    assert few.printed == whole.printed
+    assert not whole.only(["slow"]).printed
+    same = Method.of(fedavg, client_lr=0.01, work=WORK)
+    assert same == METHODS["slow"]
+
+
 def test_a_grid_is_validated_when_built():
     with pytest.raises(ValueError, match="client_lr must be > 0 and finite, got 0"):
         Method(make=fedavg.make, config=FEDAVG, grid={"client_lr": (0.1, 0)})

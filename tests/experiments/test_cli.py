@@ -50,6 +50,29 @@ def test_a_sign_that_the_output_lacks_does_not_end_a_run(encoding, monkeypatch):
     assert "25 " in out.buffer.getvalue().decode(encoding)
 
 
+def test_programs_are_kept_while_a_command_runs(monkeypatch):
+    seen = []
+
+    def main(_):
+        folder = Path(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
+        jax.jit(lambda x: x + 41)(jax.numpy.float32(1))
+        seen.append((folder, any(folder.iterdir())))
+
+    monkeypatch.setattr(quickstart, "main", main)
+    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    assert run("quickstart", "--devices", "8") == 0
+    assert seen.pop()[0] == Path(given), "that of the user"
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert run("quickstart", "--devices", "8") == 0
+        assert jax.config.jax_compilation_cache_dir is None  # type: ignore[attr-defined]
+    finally:
+        jax.config.update("jax_compilation_cache_dir", given)
+    ((folder, filled),) = seen
+    assert filled
+    assert not folder.exists()
+
+
 def test_data_lists_every_data_set_and_shows_one(capsys, tmp_path):
     assert cli.main(["data"]) == 0
     out = capsys.readouterr().out
