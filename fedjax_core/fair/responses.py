@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import erf
+from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float
 
 CDFS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-    "weibull": lambda x: 1 - jnp.exp(-jnp.square(x)),
+    "weibull": lambda x: -jnp.expm1(-jnp.square(jnp.maximum(x, 0))),
     "frechet": lambda x: jnp.where(x <= 0, 0, jnp.exp(-1 / jnp.where(x <= 0, 1, x))),
     "gumbel": lambda x: jnp.exp(-jnp.exp(-(x - 1))),
-    "exponential": lambda x: 1 - jnp.exp(-x),
+    "exponential": lambda x: -jnp.expm1(-jnp.maximum(x, 0)),
     "logistic": lambda x: jax.nn.sigmoid(x - 1),
-    "normal": lambda x: (1 + erf((x - 1) / jnp.sqrt(2.0).astype(x.dtype))) / 2,
+    "normal": lambda x: ndtr(x - 1),
 }
 """Distribution functions of a loss over the mean loss, of scale and location 1."""
 
@@ -40,7 +40,8 @@ def respond(
 ) -> jax.Array:
     r"""Responses :math:`C_1 + (C_2 - C_1) \mathrm{CDF}(F_i / \bar F)` (3.8); ``[C]``.
 
-    Losses that are all 0 tell nothing: every response is that of a mean loss.
+    Losses that are all 0 tell nothing: every response is that of a mean loss. A loss
+    below 0, of which no share of a mean has a meaning, makes all responses NaN.
 
     Args:
       losses: ``[C]``, >= 0; those of the cohort.
@@ -54,9 +55,13 @@ def respond(
     losses = as_float(losses)
     low, high = jnp.asarray(low, losses.dtype), jnp.asarray(high, losses.dtype)
     there = jnp.ones(losses.shape, bool) if valid is None else jnp.asarray(valid)
-    mean = jnp.where(there, losses, 0).sum() / jnp.maximum(there.sum(), 1)
-    # A NaN is no zero: it goes on.
-    x = jnp.where(mean == 0, 1, losses / jnp.where(mean == 0, 1, mean))
+    heard = jnp.where(there, losses, 0)
+    most = jnp.where((heard < 0).any(), jnp.nan, heard.max())
+    # In units of the largest loss, as a sum of losses may be out of range. A NaN is no
+    # zero: it goes on.
+    unit = jnp.where(most == 0, 1, most)
+    mean = (heard / unit).sum() / jnp.maximum(there.sum(), 1)
+    x = jnp.where(most == 0, 1, losses / unit / jnp.where(most == 0, 1, mean))
     return low + (high - low) * CDFS[cdf](x)
 
 
