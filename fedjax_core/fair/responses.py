@@ -56,12 +56,10 @@ def respond(
     low, high = jnp.asarray(low, losses.dtype), jnp.asarray(high, losses.dtype)
     there = jnp.ones(losses.shape, bool) if valid is None else jnp.asarray(valid)
     heard = jnp.where(there, losses, 0)
-    most = jnp.where((heard < 0).any(), jnp.nan, heard.max())
-    # In units of the largest loss, as a sum of losses may be out of range. A NaN is no
-    # zero: it goes on.
-    unit = jnp.where(most == 0, 1, most)
-    mean = (heard / unit).sum() / jnp.maximum(there.sum(), 1)
-    x = jnp.where(most == 0, 1, losses / unit / jnp.where(most == 0, 1, mean))
+    # Their sum may be out of range. A NaN is no zero: it goes on.
+    mean = (heard / jnp.maximum(there.sum(), 1)).sum()
+    mean = jnp.where((heard < 0).any(), jnp.nan, mean)
+    x = jnp.where(mean == 0, 1, losses / jnp.where(mean == 0, 1, mean))
     return low + (high - low) * CDFS[cdf](x)
 
 
