@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float
+from fedjax_core.arrays import as_float, is_known
 
 CDFS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "weibull": lambda x: -jnp.expm1(-jnp.square(jnp.maximum(x, 0))),
@@ -49,10 +50,15 @@ def respond(
       cdf: name in `CDFS`.
       low: :math:`C_1`, >= 0.
       high: :math:`C_2`, > low.
+
+    Raises:
+      ValueError: a known bound is out of range; of traced ones, responses are NaN.
     """
     check.one_of(CDFS, cdf=cdf)
     check.non_negative(low=low, high=high)
-    losses = as_float(losses)
+    if is_known(low, high) and np.asarray(low) >= np.asarray(high):
+        raise ValueError(f"low must be < high, got {low} and {high}.")
+    losses = as_float(losses) / 16  # or the reciprocal of their mean may be no number
     low, high = jnp.asarray(low, losses.dtype), jnp.asarray(high, losses.dtype)
     there = jnp.ones(losses.shape, bool) if valid is None else jnp.asarray(valid)
     heard = jnp.where(there, losses, 0)
@@ -60,7 +66,7 @@ def respond(
     mean = (heard / jnp.maximum(there.sum(), 1)).sum()
     mean = jnp.where((heard < 0).any(), jnp.nan, mean)
     x = jnp.where(mean == 0, 1, losses / jnp.where(mean == 0, 1, mean))
-    return low + (high - low) * CDFS[cdf](x)
+    return low + jnp.where(high > low, high - low, jnp.nan) * CDFS[cdf](x)
 
 
 def decision_loss(p: ArrayLike, r: ArrayLike) -> jax.Array:

@@ -70,7 +70,7 @@ def _best(r: jax.Array, share: jax.Array, start: jax.Array, steps: int) -> jax.A
         each = slopes(p)
         apart = each - each.mean(1, keepdims=True)
         scaled = share[:, None] * apart
-        curvature = jnp.matmul(scaled.T, apart, precision="highest")
+        curvature = scaled.T @ apart
         target = minimise(curvature, curvature @ p + share @ each)
         tried = p[None] + shorter[:, None] * (target - p)[None]
         losses = jax.vmap(paid)(tried)
@@ -82,7 +82,8 @@ def _best(r: jax.Array, share: jax.Array, start: jax.Array, steps: int) -> jax.A
         return (carry[0] < steps) & (carry[2] > 4 * jnp.finfo(r.dtype).eps)
 
     carry = jnp.int32(0), start, jnp.asarray(jnp.inf, r.dtype)
-    return jax.lax.while_loop(unfinished, step, carry)[1]
+    with jax.default_matmul_precision("highest"):
+        return jax.lax.while_loop(unfinished, step, carry)[1]
 
 
 def regret(decisions: ArrayLike, responses: ArrayLike) -> jax.Array:
@@ -96,13 +97,17 @@ def regret(decisions: ArrayLike, responses: ArrayLike) -> jax.Array:
       responses: ``[T, K]``.
     """
     r = as_float(responses)
-    paid = decision_loss(decisions, r)
+    return _regret(decision_loss(decisions, r), r)
+
+
+@jax.jit
+def _regret(paid: jax.Array, r: jax.Array) -> jax.Array:
     start, t = jnp.full(r.shape[1], 1 / r.shape[1], r.dtype), jnp.arange(len(r))
 
     def after(best, now):
-        past = (t <= now).astype(r.dtype)
-        best = _best(r, past, best, 50)
-        return best, past @ (paid - decision_loss(best, r))
+        past = t <= now
+        best = _best(r, past.astype(r.dtype), best, 50)
+        return best, jnp.where(past, paid - decision_loss(best, r), 0).sum()
 
     return jax.lax.scan(after, start, t)[1]
 

@@ -75,8 +75,8 @@ def test_responses_are_of_clients_that_count():
 @pytest.mark.parametrize("cdf", fair.CDFS)
 def test_responses_to_losses_at_the_limits(cdf):
     # Whose sum is out of range; with signs, of which no share of a mean is.
-    F = np.tile([1.0, 0.5, 1.0], 7)
-    of_largest = fair.respond(F * np.finfo(float).max / 8, cdf=cdf)
+    F = np.array([1.0, 0.5, 1.0])
+    of_largest = fair.respond(F * np.finfo(float).max, cdf=cdf)
     np.testing.assert_allclose(of_largest, fair.respond(F, cdf=cdf), rtol=1e-12)
     assert np.isnan(fair.respond(-F, cdf=cdf)).all()
     assert np.isnan(fair.respond(F - 0.6, cdf=cdf)).all()
@@ -93,6 +93,13 @@ def test_responses_to_losses_at_the_limits(cdf):
 def test_a_distribution_has_to_be_known():
     with pytest.raises(ValueError, match="cdf must be one of 'weibull'"):
         fair.respond(X, cdf="cauchy")
+
+
+def test_a_range_of_responses_has_to_be_one():
+    with pytest.raises(ValueError, match=r"low must be < high, got 0\.5 and 0\.2"):
+        fair.respond(X, low=0.5, high=0.2)
+    of = jax.jit(lambda high: fair.respond(X, low=0.5, high=high))
+    assert np.isnan(of(0.2)).all()
 
 
 # The decision loss
