@@ -52,8 +52,10 @@ def decider(config: Config) -> Decider:
 
     def update(p, told):
         told.require_everyone(len(p), "afl")
+        # The projection sees differences alone, which large losses would round away.
+        loss = told.loss - told.loss.max()
         # A client without a say moves like the average one.
-        loss = told.everyone(told.loss, told.mean(told.loss), len(p))
+        loss = told.everyone(loss, told.mean(loss), len(p))
         p = projection_simplex(p + config.mixing_lr * loss).astype(p.dtype)
         return p, told.of_cohort(p)
 

@@ -43,7 +43,8 @@ class Config(fedavg.Config):
 
 def decider(config: Config) -> Decider:
     """The tilt of the weights; it keeps no state."""
-    return tilted(lambda loss: config.tilt * loss, config.weights, name="term")
+    # Only differences count; of products of large losses they would be rounded.
+    return tilted(lambda F: config.tilt * (F - F.max()), config.weights, name="term")
 
 
 def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:

@@ -45,8 +45,8 @@ class Config:
       iterations: T.
       num_features: d.
       width: kappa, of the kernel.
-      shares: share of iterations in which a client gets a sample, by group.
-      availability: probability to be available with a new sample, by group.
+      shares: share of iterations in which a client gets a sample, by group; not empty.
+      availability: probability to be available with a new sample, by group; not empty.
       delay_decay: delta in [0, 1), a message is l or more late with chance delta^l.
       delay_unit: of which delays are multiples.
       tests: held-out samples of a client.
@@ -70,10 +70,12 @@ class Config:
             tests=self.tests,
         )
         check.positive(width=self.width)
-        for share in self.shares:
-            check.in_range(0, 1, shares=share)
-        for p in self.availability:
-            check.in_range(0, 1, availability=p)
+        for name in ("shares", "availability"):
+            by_group = getattr(self, name)
+            if not by_group:
+                raise ValueError(f"{name} must have a number or more, got {by_group}.")
+            for value in by_group:
+                check.in_range(0, 1, **{name: value})
 
 
 def nonlinear(config: Config) -> Callable[[Key], World]:

@@ -166,7 +166,8 @@ def make(
 
 def init(config: Config, world: World) -> State:
     """All models 0, nothing under way."""
-    d, dtype, slots = world.test_z.shape[1], world.test_z.dtype, config.max_delay + 1
+    d, slots = world.test_z.shape[1], config.max_delay + 1
+    dtype = jnp.promote_types(world.test_z.dtype, jnp.float32)  # halves lose counts
     ring = jnp.zeros((slots, len(_delays(config)), d), dtype)
     models = jnp.zeros((world.y.shape[1], d), dtype)
     return State(models[0], models, ring, ring, ring[:, :, 0])
@@ -182,7 +183,7 @@ def step(
     if config.sample_rate < 1:
         drawn = jax.random.uniform(key, (num_clients,)) < config.sample_rate
         takes_part = takes_part & drawn
-    z = featurise(world.features, world.x[t])
+    z = featurise(world.features, world.x[t]).astype(state.models.dtype)
 
     received = takes_part[:, None]
     if not config.full_downlink and m < d:
@@ -269,5 +270,5 @@ def _arrive(config: Config, state: State, t: jax.Array) -> jax.Array:
     if config.latest_wins:
         seen = jnp.cumsum(hits, axis=0) - hits > 0
         change = jnp.where(seen, 0, change)
-    weight = config.late_weight**late / jnp.maximum(senders, 1)
+    weight = (config.late_weight**late).astype(w.dtype) / jnp.maximum(senders, 1)
     return w + jnp.matmul(weight, change, precision="highest")

@@ -22,7 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_mask, keep_rows
+from fedjax_core.arrays import as_mask, keep_rows, wide
 from fedjax_core.privacy.mechanisms import add_gaussian
 from fedjax_core.random import stream
 from fedjax_core.reduce import select
@@ -47,7 +47,14 @@ def scale(factor: ArrayLike) -> Attack:
 def add_noise(sigma: jax.Array | float) -> Attack:
     """Adds independent normal noise of standard deviation `sigma` to every entry."""
     check.positive(sigma=sigma)
-    return lambda message, key: add_gaussian(key, message, sigma)
+
+    def attack(message, key):
+        _require_floats(message)
+        # Noise that attacks may be rounded, unlike noise that hides.
+        noisy = add_gaussian(key, jax.tree.map(wide, message), sigma)
+        return jax.tree.map(lambda new, m: new.astype(m.dtype), noisy, message)
+
+    return attack
 
 
 def random_update(sigma: jax.Array | float = 1.0) -> Attack:

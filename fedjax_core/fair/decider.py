@@ -122,7 +122,8 @@ def tilted(
 
     def update(state, told):
         q = prior_of(told, prior)
-        r = jnp.where(q > 0, response(jnp.where(q > 0, told.loss, 1)), -jnp.inf)
+        loss = jnp.where(q > 0, told.loss, told.loss.max())
+        r = jnp.where(q > 0, response(loss), -jnp.inf)
         # Of no client the largest is -inf, which is no number to shift by.
         shift = jnp.where(told.valid.any(), r.max(), 0)
         weights = q * jnp.where(q > 0, jnp.exp(r - shift), 0)

@@ -13,19 +13,20 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import erf
+import numpy as np
+from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float
+from fedjax_core.arrays import as_float, is_known
 
 CDFS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-    "weibull": lambda x: 1 - jnp.exp(-jnp.square(x)),
+    "weibull": lambda x: -jnp.expm1(-jnp.square(jnp.maximum(x, 0))),
     "frechet": lambda x: jnp.where(x <= 0, 0, jnp.exp(-1 / jnp.where(x <= 0, 1, x))),
     "gumbel": lambda x: jnp.exp(-jnp.exp(-(x - 1))),
-    "exponential": lambda x: 1 - jnp.exp(-x),
+    "exponential": lambda x: -jnp.expm1(-jnp.maximum(x, 0)),
     "logistic": lambda x: jax.nn.sigmoid(x - 1),
-    "normal": lambda x: (1 + erf((x - 1) / jnp.sqrt(2.0).astype(x.dtype))) / 2,
+    "normal": lambda x: ndtr(x - 1),
 }
 """Distribution functions of a loss over the mean loss, of scale and location 1."""
 
@@ -40,7 +41,8 @@ def respond(
 ) -> jax.Array:
     r"""Responses :math:`C_1 + (C_2 - C_1) \mathrm{CDF}(F_i / \bar F)` (3.8); ``[C]``.
 
-    Losses that are all 0 tell nothing: every response is that of a mean loss.
+    Losses that are all 0 tell nothing: every response is that of a mean loss. A loss
+    below 0, of which no share of a mean has a meaning, makes all responses NaN.
 
     Args:
       losses: ``[C]``, >= 0; those of the cohort.
@@ -48,16 +50,23 @@ def respond(
       cdf: name in `CDFS`.
       low: :math:`C_1`, >= 0.
       high: :math:`C_2`, > low.
+
+    Raises:
+      ValueError: a known bound is out of range; of traced ones, responses are NaN.
     """
     check.one_of(CDFS, cdf=cdf)
     check.non_negative(low=low, high=high)
-    losses = as_float(losses)
+    if is_known(low, high) and np.asarray(low) >= np.asarray(high):
+        raise ValueError(f"low must be < high, got {low} and {high}.")
+    losses = as_float(losses) / 16  # or the reciprocal of their mean may be no number
     low, high = jnp.asarray(low, losses.dtype), jnp.asarray(high, losses.dtype)
     there = jnp.ones(losses.shape, bool) if valid is None else jnp.asarray(valid)
-    mean = jnp.where(there, losses, 0).sum() / jnp.maximum(there.sum(), 1)
-    # A NaN is no zero: it goes on.
+    heard = jnp.where(there, losses, 0)
+    # Their sum may be out of range. A NaN is no zero: it goes on.
+    mean = (heard / jnp.maximum(there.sum(), 1)).sum()
+    mean = jnp.where((heard < 0).any(), jnp.nan, mean)
     x = jnp.where(mean == 0, 1, losses / jnp.where(mean == 0, 1, mean))
-    return low + (high - low) * CDFS[cdf](x)
+    return low + jnp.where(high > low, high - low, jnp.nan) * CDFS[cdf](x)
 
 
 def decision_loss(p: ArrayLike, r: ArrayLike) -> jax.Array:

@@ -107,7 +107,9 @@ def minimise(
     def unfinished(carry):
         return (carry[0] < steps) & (gap(carry[1]) > enough)
 
-    start = better(project(jnp.full_like(b, 1 / len(b)), low, high))
-    carry = jnp.int32(0), start, start, jnp.ones((), b.dtype)
-    found = better(jax.lax.while_loop(unfinished, step, carry)[1])
+    # Or a gap of rounding size would be that of an accelerator's short factors.
+    with jax.default_matmul_precision("highest"):
+        start = better(project(jnp.full_like(b, 1 / len(b)), low, high))
+        carry = jnp.int32(0), start, start, jnp.ones((), b.dtype)
+        found = better(jax.lax.while_loop(unfinished, step, carry)[1])
     return jnp.where(known, found, jnp.nan)

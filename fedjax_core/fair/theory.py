@@ -50,10 +50,17 @@ def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
       steps: at most; it ends where none is gained by moving to any corner.
     """
     r = as_float(responses)
+    T, K = r.shape
+    return _best(r, jnp.ones(T, r.dtype), jnp.full(K, 1 / K, r.dtype), steps)
+
+
+def _best(r: jax.Array, share: jax.Array, start: jax.Array, steps: int) -> jax.Array:
+    """`best_fixed` of rounds that count by their share ``[T]``, from `start` on."""
+    share = share / share.sum()
     shorter = 0.5 ** jnp.arange(8, dtype=r.dtype)
 
     def paid(p):
-        return -jnp.log1p(r @ p).mean()
+        return -share @ jnp.log1p(r @ p)
 
     def slopes(p):
         return (1 + r) / (1 + r @ p)[:, None]
@@ -62,33 +69,47 @@ def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
         i, p, _ = carry
         each = slopes(p)
         apart = each - each.mean(1, keepdims=True)
-        curvature = jnp.matmul(apart.T, apart, precision="highest") / len(r)
-        target = minimise(curvature, curvature @ p + each.mean(0))
+        scaled = share[:, None] * apart
+        curvature = scaled.T @ apart
+        target = minimise(curvature, curvature @ p + share @ each)
         tried = p[None] + shorter[:, None] * (target - p)[None]
         losses = jax.vmap(paid)(tried)
         best = losses.argmin()
         new = jnp.where(losses[best] <= paid(p), tried[best], p)
-        return i + 1, new, slopes(new).mean(0).max() - 1
+        return i + 1, new, (share @ slopes(new)).max() - 1
 
     def unfinished(carry):
         return (carry[0] < steps) & (carry[2] > 4 * jnp.finfo(r.dtype).eps)
 
-    K = r.shape[1]
-    start = jnp.full(K, 1 / K, r.dtype)
     carry = jnp.int32(0), start, jnp.asarray(jnp.inf, r.dtype)
-    return jax.lax.while_loop(unfinished, step, carry)[1]
+    with jax.default_matmul_precision("highest"):
+        return jax.lax.while_loop(unfinished, step, carry)[1]
 
 
 def regret(decisions: ArrayLike, responses: ArrayLike) -> jax.Array:
-    """Regret after each round against the best fixed decision of all rounds; ``[T]``.
+    """Regret after each round t against what was best in rounds 1 to t (3.5); ``[T]``.
+
+    The best fixed decision changes from round to round: that of all rounds would make
+    all regrets but the last too small.
 
     Args:
       decisions: ``[T, K]``, made before the round's responses.
       responses: ``[T, K]``.
     """
-    best = best_fixed(responses)
-    excess = decision_loss(decisions, responses) - decision_loss(best, responses)
-    return jnp.cumsum(excess)
+    r = as_float(responses)
+    return _regret(decision_loss(decisions, r), r)
+
+
+@jax.jit
+def _regret(paid: jax.Array, r: jax.Array) -> jax.Array:
+    start, t = jnp.full(r.shape[1], 1 / r.shape[1], r.dtype), jnp.arange(len(r))
+
+    def after(best, now):
+        past = t <= now
+        best = _best(r, past.astype(r.dtype), best, 50)
+        return best, jnp.where(past, paid - decision_loss(best, r), 0).sum()
+
+    return jax.lax.scan(after, start, t)[1]
 
 
 def ons_bound(

@@ -25,6 +25,7 @@ References:
   both diverge.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -193,14 +194,15 @@ def quadratic(losses: Spectral) -> Primal:
     Any curvature that leaves 2 Q_i + c_i I positive definite costs two products, so
     pulls may change from round to round.
     """
+    einsum = functools.partial(jnp.einsum, precision="highest")
 
     def primal(sent, force, curvature, t):
         del t
-        into = jnp.einsum("nde,nd->ne", losses.vectors, sent)
-        right = jnp.einsum("nde,nd->ne", losses.vectors, losses.slope + force)
+        into = einsum("nde,nd->ne", losses.vectors, sent)
+        right = einsum("nde,nd->ne", losses.vectors, losses.slope + force)
         # As a correction: its rounding is relative to the step, not to w.
         move = (losses.values * into + right) / (losses.values + curvature[:, None])
-        return sent - jnp.einsum("nde,ne->nd", losses.vectors, move)
+        return sent - einsum("nde,ne->nd", losses.vectors, move)
 
     return primal
 

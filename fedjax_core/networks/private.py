@@ -14,7 +14,8 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, num_neighbours
 from fedjax_core.networks.operators import Round
-from fedjax_core.privacy import Budget, add_gaussian, minimiser_sensitivity, spend
+from fedjax_core.privacy import Budget, minimiser_sensitivity, spend
+from fedjax_core.privacy.mechanisms import noise_by_leaf
 from fedjax_core.types import Metrics
 
 
@@ -76,19 +77,25 @@ def sender_to(
 ) -> Callable[..., tuple[jax.Array, Ledger]]:
     """`sender` for messages to any number of others, ``heard [n]`` int32 of them.
 
-    Who sends to nobody spends nothing, and what is given back for him is not sent.
+    Who sends to nobody spends nothing and gets his row back as it is.
+
+    Raises:
+      TypeError: a budget and W of another dtype than float32 and float64.
     """
 
     def most(t):
         assert gradient_bound is not None  # `check_bound`
-        by_node = minimiser_sensitivity(gradient_bound, num_examples, curvature(t))
+        # Nodes that nobody hears may have no curvature, and need no noise.
+        mu = jnp.where(heard > 0, curvature(t), 1)
+        by_node = minimiser_sensitivity(gradient_bound, num_examples, mu)
         return jnp.broadcast_to(by_node, num_examples.shape)
 
     def send(ledger, W, t, key):
         spent, sent = ledger.spent, W
         if budget is not None:
             sigma, cost = budget.message(t, most(t), most(0))
-            sent = add_gaussian(key, W, sigma.astype(W.dtype)[:, None])
+            sigma = jnp.where(heard > 0, sigma, 0)[:, None]
+            sent = noise_by_leaf(key, W, sigma, jax.random.normal)
             spent = spend(spent, cost, heard > 0)
         return sent, Ledger(spent, ledger.messages + heard)
 

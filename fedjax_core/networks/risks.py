@@ -47,9 +47,9 @@ class Risk:
         log(1 + exp(-y p)) with labels y of -1 and 1.
       strength: :math:`\lambda \ge 0`, of the penalty that all nodes share.
       l2: :math:`\lambda_2 \ge 0`.
-      l1: :math:`\lambda_1 \ge 0` as a multiple of :math:`\lVert X^\top y
-        \rVert_\infty` over the rows of all nodes, for which no privacy budget
-        accounts; with "squared" only.
+      l1: :math:`\lambda_1 \ge 0`; with "squared" only. The text's is a multiple of
+        :math:`\lVert X^\top y \rVert_\infty` over the rows of all nodes, for which no
+        privacy budget would account.
 
     Raises:
       ValueError: an attribute out of range, or a penalty that the error does not go
@@ -134,7 +134,7 @@ def nodes(
     y = y.astype(X.dtype)
     share = rows.astype(X.dtype) / rows.sum(1, keepdims=True).astype(X.dtype)
     each = risk.strength / len(X)
-    l1 = each * risk.l1 * jnp.abs(jnp.einsum("nmd,nm->d", X, y)).max()
+    l1 = jnp.asarray(each * risk.l1, X.dtype)
     stats = ()
     if risk.error == "squared":
         Q = jnp.einsum("nmd,nme,nm->nde", X, X, share)

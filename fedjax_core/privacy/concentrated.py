@@ -16,6 +16,7 @@ References:
 
 import dataclasses
 import math
+import sys
 from typing import Any, Literal, get_args
 
 import jax
@@ -38,12 +39,14 @@ def gaussian_budget(sigma: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array
       sensitivity: in the Euclidean norm, >= 0.
     """
     _check_each(sigma=sigma)
+    check.each_non_negative("message", sensitivity=sensitivity)
     return (jnp.asarray(sensitivity) / jnp.asarray(sigma)) ** 2 / 2
 
 
 def budget_sigma(budget: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array:
     """The standard deviation of the noise with which a message spends `budget` > 0."""
     _check_each(budget=budget)
+    check.each_non_negative("message", sensitivity=sensitivity)
     return jnp.asarray(sensitivity) / jnp.sqrt(2 * jnp.asarray(budget))
 
 
@@ -136,24 +139,36 @@ class DynamicBudget:
         Returns:
           The standard deviation and the budget, each like `sensitivity`.
         """
-        growth = jnp.exp(-math.log(self.decay) * jnp.asarray(t))
-        if self.schedule == "budget":
-            budget = jnp.broadcast_to(self.first * growth, jnp.shape(sensitivity))
-            return budget_sigma(budget, sensitivity), budget
-        sigma = budget_sigma(self.first * growth, first_sensitivity)
-        return sigma, gaussian_budget(sigma, sensitivity)
+        sensitivity = jnp.asarray(sensitivity)
+        # Of the budget: what it grows by alone may be out of range.
+        log = math.log(self.first) - math.log(self.decay) * jnp.asarray(t)
+        if self.schedule == "variance":
+            log += 2 * jnp.log(sensitivity / jnp.asarray(first_sensitivity))
+        budget = jnp.broadcast_to(jnp.exp(log), sensitivity.shape)
+        return sensitivity * jnp.exp(-log / 2) / 2**0.5, budget
 
     def total(self, messages: int) -> float:
         r"""What `messages` >= 1 spend at a sensitivity that stays.
 
         :math:`\varphi_1 (1 - \zeta^T) / (\zeta^{T - 1} - \zeta^T)`, with "budget" at
         any sensitivity; Gauthier, the corollary of Theorem I.
+
+        Raises:
+          ValueError: it is out of range.
         """
         check.positive_int(messages=messages)
-        log = -math.log(self.decay)
-        if log == 0:
-            return messages * self.first
-        return self.first * math.expm1(messages * log) / math.expm1(log)
+        growth = -math.log(self.decay)
+        units: float = messages  # of the last message, which is the largest
+        if growth:
+            units = math.expm1(-messages * growth) / math.expm1(-growth)
+        log = math.log(self.first) + (messages - 1) * growth + math.log(units)
+        if log >= math.log(sys.float_info.max):
+            raise ValueError(
+                f"messages must be so few that their budgets have a finite sum, got "
+                f"{messages} with first={self.first} and decay={self.decay}: "
+                f"exp({log:.4g})."
+            )
+        return math.exp(log)
 
 
 @dataclasses.dataclass(frozen=True)

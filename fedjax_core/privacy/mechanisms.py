@@ -32,14 +32,15 @@ def add_gaussian(key: Key, tree: PyTree, sigma: jax.Array | float) -> PyTree:
 
     Args:
       key: PRNG key.
-      tree: floating-point leaves of any shape.
+      tree: leaves of float32 or float64, of any shape.
       sigma: standard deviation, > 0 (leave the noise out instead); may be traced.
 
     Returns:
       Like `tree`, same dtypes.
 
     Raises:
-      TypeError: a leaf is not floating point.
+      TypeError: a leaf has another dtype. Halves are multiples of so large a step that
+        small noise is rounded away, and what is left tells what it should hide.
     """
     check.positive(sigma=sigma)
     return noise_by_leaf(key, tree, sigma, jax.random.normal)
@@ -55,13 +56,22 @@ def add_laplace(key: Key, tree: PyTree, scale: jax.Array | float) -> PyTree:
 
 
 def noise_by_leaf(key: Key, tree: PyTree, scale: Any, draw: Any) -> PyTree:
-    """Adds ``scale * draw(key, shape, dtype)`` to every leaf, with a key for each."""
+    """Adds ``scale * draw(key, shape, dtype)`` to every leaf, with a key for each.
+
+    The scale is one number or an array that broadcasts to the leaves; leaves and errors
+    are those of `add_gaussian`.
+    """
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
     noisy = []
     for leaf, k in zip(leaves, keys, strict=True):
         x = jnp.asarray(leaf)
         _floating(x)
+        if jnp.finfo(x.dtype).bits < 32:
+            raise TypeError(
+                f"noise needs arrays of float32 or float64, got dtype {x.dtype}, which "
+                "would round it away: cast them first."
+            )
         noise = jnp.asarray(scale, x.dtype) * draw(k, x.shape, x.dtype)
         noisy.append(x + noise)
     return treedef.unflatten(noisy)

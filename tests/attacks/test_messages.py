@@ -60,6 +60,12 @@ CHAIN = [[0, 1], [1, 2]]
 # Messages.
 
 
+def test_noise_of_an_attack_keeps_halves():
+    noisy = add_noise(10.0)(jnp.ones(40, jnp.bfloat16), KEY)
+    assert noisy.dtype == jnp.bfloat16
+    assert (noisy != 1).all()
+
+
 def test_only_attacked_messages_change():
     m = {"a": jnp.arange(6.0).reshape(3, 2), "b": jnp.ones(3)}
     mask = jnp.array([False, True, False])

@@ -67,13 +67,39 @@ def test_responses_have_the_printed_values_and_shape(cdf):
 
 
 def test_responses_are_of_clients_that_count():
-    r = fair.respond(np.r_[X, 7.0], np.array([True] * 3 + [False]))
-    np.testing.assert_allclose(r[:3], PRINTED["normal"], atol=5e-7)
+    for other in (7.0, -7.0, np.nan):
+        r = fair.respond(np.r_[X, other], np.array([True] * 3 + [False]))
+        np.testing.assert_allclose(r[:3], PRINTED["normal"], atol=5e-7)
+
+
+@pytest.mark.parametrize("cdf", fair.CDFS)
+def test_responses_to_losses_at_the_limits(cdf):
+    # Whose sum is out of range; with signs, of which no share of a mean is.
+    F = np.array([1.0, 0.5, 1.0])
+    of_largest = fair.respond(F * np.finfo(float).max, cdf=cdf)
+    np.testing.assert_allclose(of_largest, fair.respond(F, cdf=cdf), rtol=1e-12)
+    assert np.isnan(fair.respond(-F, cdf=cdf)).all()
+    assert np.isnan(fair.respond(F - 0.6, cdf=cdf)).all()
+    # One client has all of it, among many.
+    one = fair.respond(np.r_[1e300, np.zeros(999)], cdf=cdf)
+    np.testing.assert_allclose(one[0], 1, atol=1e-3)
+    below, tiny = fair.CDFS[cdf](jnp.array([-50.0, 1e-12]))
+    np.testing.assert_allclose(below, 0, atol=1e-20)
+    start = {"weibull": 1e-24, "exponential": 1e-12, "frechet": 0}
+    if cdf in start:
+        np.testing.assert_allclose(tiny, start[cdf], rtol=1e-9)
 
 
 def test_a_distribution_has_to_be_known():
     with pytest.raises(ValueError, match="cdf must be one of 'weibull'"):
         fair.respond(X, cdf="cauchy")
+
+
+def test_a_range_of_responses_has_to_be_one():
+    with pytest.raises(ValueError, match=r"low must be < high, got 0\.5 and 0\.2"):
+        fair.respond(X, low=0.5, high=0.2)
+    of = jax.jit(lambda high: fair.respond(X, low=0.5, high=high))
+    assert np.isnan(of(0.2)).all()
 
 
 # The decision loss
@@ -343,6 +369,14 @@ def test_afl_climbs():
         np.testing.assert_allclose(got, p, atol=1e-6)
 
 
+def test_what_losses_have_in_common_does_not_move_a_decision():
+    F, common = np.array([0.0, 2.0, 4.0]), 1e16  # with the next numbers 2 apart
+    climb = afl.decider(afl.Config(mixing_lr=0.1))
+    np.testing.assert_allclose(weights(climb, F), [2 / 15, 1 / 3, 8 / 15], rtol=1e-9)
+    for decider in (climb, tilt(0.1)):
+        np.testing.assert_allclose(weights(decider, common + F), weights(decider, F))
+
+
 def test_portfolios_match_their_formulas():
     losses = RNG.random((4, 3))
     R = np.array([fair.respond(F, high=1 / 3) for F in losses])
@@ -549,6 +583,16 @@ def test_regret_stays_below_its_bounds(kind):
     shorter = np.asarray(fair.best_fixed(R, steps=1))
     worth = [float(fair.decision_loss(p, R).sum()) for p in (before[0], shorter, best)]
     assert (np.diff(worth) <= 1e-9).all()
+
+
+def test_regret_is_against_what_was_best_so_far():
+    R, P = RNG.random((7, 2)), points(7, 2)
+    grid = np.linspace(0, 1, 20_001)
+    grid = np.stack([grid, 1 - grid], 1)
+    paid = -np.log1p((P * R).sum(1)).cumsum()
+    least = (-np.log1p(grid @ R.T).cumsum(1)).min(0)
+    found = np.asarray(fair.regret(P, R))
+    np.testing.assert_allclose(found, paid - least, atol=1e-7)
 
 
 def test_the_surrogate_of_devices_stays_below_its_bound():

@@ -121,6 +121,22 @@ def test_a_message_may_be_traced_in_single_precision():
     np.testing.assert_allclose(sigma, 0.5 / np.sqrt(2 * spent), rtol=1e-5)
 
 
+def test_long_runs_are_in_range_where_their_budgets_are():
+    # e^105 times the first budget, and 2^1100 times.
+    for schedule in ("budget", "variance"):
+        budget = DynamicBudget(1e-30, 0.9, schedule)
+        sigma, spent = budget.message(1000, jnp.float32(1e-3), 1.0)
+        falls = 1.0 if schedule == "budget" else 1e-6
+        expected = 1e-30 * 0.9**-1000 * falls
+        np.testing.assert_allclose(spent, expected, rtol=2e-5)
+        np.testing.assert_allclose(sigma, 1e-3 / np.sqrt(2 * expected), rtol=2e-5)
+    exact = (2**1100 - 1) // 10**300
+    assert DynamicBudget(1e-300, 0.5).total(1100) == pytest.approx(exact, rel=1e-12)
+    for budget in (DynamicBudget(1e-3, 0.5), DynamicBudget(1e308)):
+        with pytest.raises(ValueError, match=r"so few .* got 2000"):
+            budget.total(2000)
+
+
 def test_what_is_out_of_range_is_refused():
     for wrong, match in (
         (lambda: DynamicBudget(0.0), "first must be > 0"),
@@ -137,6 +153,8 @@ def test_what_is_out_of_range_is_refused():
         (lambda: budget_epsilon(-1.0, 0.1), "budget must be >= 0"),
         (lambda: gaussian_budget(0.0), "sigma must be > 0 and finite, got 0.0"),
         (lambda: budget_sigma(-1.0), "budget must be > 0"),
+        (lambda: budget_sigma(1.0, -1.0), "sensitivity must be finite and >= 0"),
+        (lambda: gaussian_budget(1.0, np.nan), "sensitivity must be finite and >= 0"),
         (lambda: minimiser_sensitivity(1.0, np.array([3, 0]), 1.0), "got 0"),
     ):
         with pytest.raises(ValueError, match=match):

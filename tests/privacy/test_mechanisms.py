@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from fedjax_core import privacy
+from fedjax_core.transform import Message
 
 KEY = jax.random.key(0)
 
@@ -73,13 +74,26 @@ def test_noise_has_its_distribution_and_follows_the_key(add, distribution, run):
 
 
 def test_noise_keeps_dtypes():
-    tree = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(3, jnp.float32)}
-    chex.assert_trees_all_equal_dtypes(privacy.add_gaussian(KEY, tree, 1.0), tree)
     with jax.enable_x64(True):
-        x = jnp.ones(3, jnp.float64)
-        assert privacy.add_laplace(KEY, x, 1.0).dtype == jnp.float64
+        tree = {"a": jnp.ones(3, jnp.float64), "b": jnp.ones(3, jnp.float32)}
+        for add in (privacy.add_gaussian, privacy.add_laplace):
+            chex.assert_trees_all_equal_dtypes(add(KEY, tree, 1.0), tree)
     with pytest.raises(TypeError, match="int32"):
         privacy.add_gaussian(KEY, jnp.arange(3), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_noise_that_halves_would_round_away_is_refused(dtype):
+    # A message of 1000 with noise of 0.01 would be sent as it is.
+    x = jnp.full(3, 1000, dtype)
+    message = Message(x, jnp.float32(0))
+    for add in (
+        lambda: privacy.add_gaussian(KEY, x, 0.01),
+        lambda: privacy.add_laplace(KEY, {"w": x}, 0.01),
+        lambda: privacy.noisy(0.01).apply(message, (), KEY),
+    ):
+        with pytest.raises(TypeError, match=f"float32 or float64, got dtype {x.dtype}"):
+            add()
 
 
 def test_noise_sweeps_in_one_program():

@@ -305,6 +305,17 @@ def test_the_mean_square_deviation_of_all_together_is_the_closed_form():
     assert found == pytest.approx(expected, rel=0.04)
 
 
+def test_models_of_data_in_halves_are_in_single_precision():
+    world = make_world()
+    floats = {name: getattr(world, name) for name in ("x", "y", "test_z", "test_y")}
+    halves = {name: jnp.asarray(x, jnp.bfloat16) for name, x in floats.items()}
+    found = follow(BASE, world._replace(**halves))[0]
+    assert found.dtype == jnp.float32
+    rounded = {name: np.asarray(x, np.float64) for name, x in halves.items()}
+    expected = reference(BASE, world._replace(**rounded))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_runs_are_driven_recorded_and_resumed(tmp_path):
     system = pao_fed.make(BASE, make_world(), "U1")
     whole = runs.run(system, rounds=T, seeds=2, eval_every=10, progress=False)

@@ -173,13 +173,13 @@ def test_G4_the_golden_run_of_two_clients_halves_the_error_with_every_round():
     )
 
 
-def optimum(weight, q, strength=0.3):
+def optimum(weight, q, strength=0.3, y=Y):
     """The w where the weighted sum of the gradients of a cluster is 0."""
     H, right = np.zeros((D, D)), np.zeros(D)
     for k in np.flatnonzero(q == CLUSTER):
-        x, y = X[k, : SIZES[k]], Y[k, : SIZES[k]]
+        x, labels = X[k, : SIZES[k]], y[k, : SIZES[k]]
         H += weight[k] * (2 * x.T @ x / SIZES[k] + 2 * strength / 6 * np.eye(D))
-        right += weight[k] * (2 * x.T @ y / SIZES[k])
+        right += weight[k] * (2 * x.T @ labels / SIZES[k])
     return np.linalg.solve(H, right)
 
 
@@ -285,6 +285,61 @@ def test_G11_one_example_moves_a_client_by_at_most_its_sensitivity():
         if scale == 1e-4:
             expected = 2.0 / (2.0 + 2 * 0.3 / 6) / 2
             np.testing.assert_allclose(moved / most, expected, rtol=1e-3)
+
+
+def test_G11_errors_that_are_linear_attain_the_sensitivity(x64):
+    # Far on the wrong side a logistic error is linear, with a slope of -x.
+    rows, far = np.full((1, 4, 2), [1.0, 1e-3]), jnp.array([[0.0, -1e6]])
+    other = rows.copy()
+    other[0, 2, 0] = -1.0  # one example, of the same norm and label
+    ones = jnp.ones((1, 4), bool)
+
+    def client(X):
+        who = jnp.zeros(1, int)
+        clients = served.Clients(who, who, X, jnp.ones((1, 4)), ones)
+        world = served.prepared(clients, 1, 1, 0.0, "logistic", by_cluster=False)
+        return served.primal(world, 200)(far, 0 * far, jnp.full(1, 2.0), 0)
+
+    moved = np.linalg.norm(client(rows) - client(other))
+    most = minimiser_sensitivity(np.linalg.norm(rows[0, 0]), 4, 2.0)
+    np.testing.assert_allclose(moved, most, rtol=1e-6)
+
+
+def test_T62_the_drift_is_below_its_bound_in_the_mean_over_both_noises():
+    # The theorem is of means over the noise of labels and that of messages. It leaves
+    # out what models differ by through noise alone: tasks that are one, eta = 0, drift.
+    clean = np.einsum("kmd,kd->km", X, TRUTH)
+
+    def drift(key, size):
+        def draw(key):
+            noise = jax.random.normal(key, clean.shape)
+            return CLIENTS._replace(y=size * (clean + noise))
+
+        def models(tau):
+            config = dataclasses.replace(PRIVATE, tau=tau)
+            system = pgfl.make(config, GRAPH, draw)
+            world = system.world(key)
+            return iterate(
+                lambda state, t, key: system.step(world, state, t, key)[0],
+                system.init(world, key),
+                12,
+                key=key,
+                record=lambda state: state.models,
+            )[1]
+
+        without, others = jax.vmap(models)(jnp.array([0.0, PRIVATE.tau]))
+        return ((without - others) ** 2).sum(-1)
+
+    keys = jax.random.split(jax.random.key(1), 40)
+    by_seed = jax.jit(jax.vmap(drift, (0, None)))
+    apart, alike = (np.asarray(by_seed(keys, size)) for size in (1.0, 0.0))
+    best = [optimum(np.ones(K), q, y=clean) for q in range(Q)]
+    eta = max(((a - b) ** 2).sum() for a in best for b in best)
+    bound = served.drift_bound(0.3 * 0.9 ** np.arange(12))[:, None, None] * eta
+    # Of 144 means each, at eight standard errors.
+    error = apart.std(0, ddof=1) / np.sqrt(len(keys))
+    assert (apart.mean(0) + 8 * error <= bound).all()
+    assert (alike.mean(0) > 0).all()
 
 
 def test_the_inner_solver_reaches_the_logistic_minimum():

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from fedjax_core.algorithms.networks import zcdp_grad_nfl, zcdp_nfl
-from fedjax_core.networks import admm, builders, risks
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks import admm, builders, private, risks
+from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.run import run
 from fedjax_core.privacy import (
@@ -211,7 +211,7 @@ def test_C9_constant_steps_leave_a_floor_at_kinks_and_falling_ones_do_not():
 
 
 def test_the_inner_solver_reaches_the_minimum_of_the_elastic_net():
-    elastic = risks.Risk(strength=0.6, l1=0.02)
+    elastic = risks.Risk(strength=0.6, l1=1.4)
     config = zcdp_nfl.Config(1.0, primal="exact")
     world, states = follow(zcdp_nfl.make, config, elastic, 400)
     best = world.problem.optimum
@@ -256,6 +256,20 @@ def test_C10_one_example_moves_a_step_by_at_most_its_sensitivity(x64):
         other[0, 0] = label
         assert moved("linearised", other) <= attained * (1 + 1e-9)
         assert moved("exact", other) <= bound * (1 + 1e-6)
+
+
+def test_messages_are_sent_with_and_without_jit_and_never_as_halves():
+    graph = Graph.from_edges(np.array([[0, 1]]), num_nodes=3)  # nobody hears node 2
+    send = private.sender(graph, BUDGET, 1.0, jnp.full(3, 4), lambda t: degree(graph))
+    W, empty = jnp.ones((3, 2)), private.ledger(graph)
+    sent, ledger = send(empty, W, 3, jax.random.key(0))
+    again, _ = jax.jit(send)(empty, W, 3, jax.random.key(0))
+    np.testing.assert_allclose(sent, again, atol=1e-6)
+    np.testing.assert_array_equal((sent != W).all(1), [True, True, False])
+    cost = 0.05 * 0.95**-3
+    np.testing.assert_allclose(ledger.spent, [cost, cost, 0], rtol=1e-6)
+    with pytest.raises(TypeError, match="got dtype bfloat16"):
+        send(empty, W.astype(jnp.bfloat16), 3, jax.random.key(0))
 
 
 def test_seeds_are_one_program_and_report_budgets_and_messages():
