@@ -328,6 +328,13 @@ def test_runs_resume_and_keep_rows_on_the_host(tmp_path):
     assert cluster > parent >= root - 1e-6
 
 
+def test_nobody_has_a_cluster_alone():
+    algorithm = compiled(CONFIG).algorithm
+    data, model = FederatedData(TRAIN), models.logistic_regression(3, 3)
+    with pytest.raises(ValueError, match=r"cohort_size must be in \[2, inf\], got 1"):
+        simulate(algorithm, data, model, rounds=1, cohort_size=1, progress=False)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
