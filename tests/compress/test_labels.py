@@ -226,7 +226,7 @@ def test_a_real_coder_reaches_the_entropy_and_is_decoded(n, classes):
     with pytest.raises(ValueError, match=f"bits must be the {len(bits)} of a code"):
         arithmetic.decode([*bits, 0], n, classes)
     if n > 7:  # what is left of fewer may be the code of others
-        with pytest.raises(ValueError, match="bits must be the .* of a code"):
+        with pytest.raises(ValueError, match=r"bits must be the .* of a code"):
             arithmetic.decode(bits[: len(bits) // 2], n, classes)
     with pytest.raises(ValueError, match=r"bits must be in \[0, 1\], got 2"):
         arithmetic.decode([2, *bits[1:]], n, classes)
