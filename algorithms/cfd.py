@@ -104,14 +104,15 @@ def receiving(
 ) -> ClientProgram:
     """The program with labels received, third of what it is sent, counted as `down`.
 
-    `first_bits` is what is counted in the first round.
+    `first_bits` is what is counted while there are none yet, in the first round.
     """
 
     def finish(received, carry, row, turn):
         update, _, metrics = program.finish(received, carry, (), turn)
         message = Message(received[2], dense_bits(received[2]))
         sent, new = down.apply(message, row, random.stream(turn.key, "downlink"))
-        bits, row = select(turn.round == 0, (first_bits, row), (sent.bits, new))
+        there = received[2].any()
+        bits, row = select(there, (sent.bits, new), (first_bits, row))
         metrics["received_bytes"] = bits.as_bytes()
         return update, row, metrics
 

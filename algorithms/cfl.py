@@ -34,6 +34,7 @@ References:
 """
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -43,7 +44,7 @@ import optax
 from fedjax_core import check, server
 from fedjax_core.algorithms.fedavg import Program
 from fedjax_core.arrays import along_rows, num_bytes, repeat_rows
-from fedjax_core.clusters.bipartition import Cut, separation
+from fedjax_core.clusters.bipartition import separation
 from fedjax_core.clusters.criteria import inspect, worth_splitting
 from fedjax_core.clusters.members import (
     Mine,
@@ -162,6 +163,7 @@ def make(
         return State(hidden, models, tree, key, repeat_rows(row, num_clients))
 
     def round(state, cohort, key):
+        check.in_range(2, math.inf, cohort_size=len(cohort.client_id))
         leaf = state.tree.leaf(cohort.client_id)
         results = map_clients(
             client,
@@ -176,15 +178,16 @@ def make(
         weights = weights_of(cohort, config.weights)
         cluster = jnp.where(arrived, leaf, -1)
         seen = inspect(trained(update), cluster, weights, nodes)
-        cut = Cut(seen.part, seen.cross)
+        cut = seen.cut
         broken = cohort.client_mask & (leaf >= 0) & ~arrived & config.robust
         whole = complete(state.tree, arrived | broken, cohort)
-        seen = seen._replace(cross=jnp.where(whole, seen.cross, jnp.inf))
+        cross = jnp.where(whole, cut.cross, jnp.inf)
+        seen = seen._replace(cut=cut._replace(cross=cross))
         ready = worth_splitting(seen, config.eps1, config.eps2, config.gamma_max)
         if config.robust:
-            tree, split = prune(state.tree, ready, seen.part, broken, cohort)
+            tree, split = prune(state.tree, ready, cut.part, broken, cohort)
         else:
-            tree, split = divide(state.tree, ready, seen.part, cohort)
+            tree, split = divide(state.tree, ready, cut.part, cohort)
 
         # New clusters start from the model of the old one, and all take their step.
         born = tree.parent != state.tree.parent
@@ -194,7 +197,7 @@ def make(
         moved = jnp.where(arrived, tree.leaf(cohort.client_id), -1)
         step = cluster_means(update, moved, weights, nodes)
         models = jax.vmap(server.move)(models, trained(step), step)
-        nearest = seen.cross.min()
+        nearest = cross.min()
         metrics = results.metrics | {
             "clusters": (tree.parent >= 0).sum() // 2 + 1,
             "splits": split.sum(),

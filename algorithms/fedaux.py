@@ -30,7 +30,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -119,30 +119,10 @@ def preparation_bytes(extractor: Params, width: int, negatives: int) -> tuple[in
 
 
 def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    logits: LogitsFn | None = None,
-    client_optimizer: optax.GradientTransformation | None = None,
-    distil_optimizer: optax.GradientTransformation | None = None,
+    config: Config, loss_fn: LossFn, *, logits: LogitsFn | None = None, **parts: Any
 ) -> Algorithm:
-    """Builds FedAUX for the given loss.
-
-    Args:
-      config: hyper-parameters.
-      loss_fn: per-example losses, the cross-entropy to one class.
-      logits: of a model with dropout or running statistics, in evaluation:
-        `fedjax_core.distillation.logits_of_model`.
-      client_optimizer: instead of SGD with ``config.client_lr``.
-      distil_optimizer: instead of Adam with ``config.distil_lr``.
-    """
-    several = make_mixed(
-        config,
-        [loss_fn],
-        logits=None if logits is None else [logits],
-        client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer,
-    )
+    """Builds FedAUX for the given loss; arguments as in `feddf.make`."""
+    several = make_mixed(config, [loss_fn], logits=logits and [logits], **parts)
 
     def round(state, cohort, key):
         new, metrics = several.round(State((state.params,)), cohort, key)
@@ -166,7 +146,7 @@ def make_mixed(
 ) -> Algorithm:
     """Builds FedAUX for several prototypes; the state's params are a tuple of models.
 
-    Arguments are those of `make`, one for each prototype.
+    Losses and logits are those of `make`, one for each prototype.
     """
     parts = [
         distillation.plugs(
@@ -188,18 +168,20 @@ def make_mixed(
     def needs(model, data):
         distillation.needs(config.num_classes)(model, data)
         check.one_of(data.public, scores=config.scores)
-        scores = np.asarray(data.public[config.scores])
+        scores, n = (
+            np.asarray(data.public[config.scores]),
+            len(public_inputs(data)["x"]),
+        )
         check.rows(data.num_clients, scores=scores)
-        if scores.shape[1:] != (n := len(data.public["x"]),) or not (scores > 0).all():
+        if scores.shape[1:] != (n,) or not (scores > 0).all():
             raise ValueError(
                 f"scores must be > 0 for each of {n} public inputs, got shape "
                 f"{scores.shape} and a least one of {scores.min()}."
             )
         if len(clients) > 1:
-            of = np.asarray(data.public["prototype"])
+            of = data.public.get("prototype")
             check.rows(data.num_clients, prototype=of)
-            least, most = int(of.min()), int(of.max())
-            check.in_range(0, len(clients) - 1, prototype=least, prototypes=most)
+            check.each_in_range(0, len(clients) - 1, prototype=of)
 
     def round(state, cohort, key):
         inputs, prototypes = public_inputs(cohort), range(len(clients))

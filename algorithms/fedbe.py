@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from fedjax_core import check
@@ -93,23 +92,10 @@ def drawn_models(config: Config, logits: LogitsFn) -> feddf.Teacher:
     return feddf.Teacher(squares, mean(config.weights), labels)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    distil_optimizer: optax.GradientTransformation | None = None,
-    logits: LogitsFn | None = None,
-) -> Algorithm:
+def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
     """Builds FedBE; arguments as in `feddf.make`."""
     check_parts(Config, config, loss_fn)
-    algorithm = feddf.make(
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer,
-        logits=logits,
-        teacher=functools.partial(drawn_models, config),
-        average=config.average,
-    )
+    teacher = functools.partial(drawn_models, config)
+    how = {"teacher": teacher, "average": config.average}
+    algorithm = feddf.make(config, loss_fn, **how, **parts)
     return dataclasses.replace(algorithm, name="fedbe")

@@ -28,10 +28,10 @@ from jax import lax
 
 from fedjax_core import check, random, server
 from fedjax_core.arrays import num_bytes, repeat_rows, wide
-from fedjax_core.clusters.criteria import by_cluster
 from fedjax_core.clusters.lloyd import lloyd
 from fedjax_core.clusters.members import (
     Mine,
+    by_cluster,
     cluster_means,
     in_cluster,
     lookup,

@@ -81,12 +81,15 @@ def wide_if_known(*arrays: Any) -> Iterator[Any]:
 
 def norms(x: jax.Array) -> jax.Array:
     """L2 norms over the last axis, also of entries whose squares overflow."""
-    # Relative to the largest entry, squares stay in range; not quite to the largest
-    # number there is, whose reciprocal is flushed to 0.
-    limits = jnp.finfo(x.dtype)
-    largest = jnp.abs(x).max(axis=-1, keepdims=True)
-    unit = jnp.clip(largest, limits.tiny, limits.max / 64)
+    # Relative to the largest entry, squares stay in range.
+    unit = divisor(jnp.abs(x).max(axis=-1, keepdims=True))
     return unit[..., 0] * jnp.sqrt(jnp.square(x / unit).sum(-1))
+
+
+def divisor(size: jax.Array) -> jax.Array:
+    """Sizes >= 0 to divide by: neither 0 nor so large that 1 / size is flushed to 0."""
+    limits = jnp.finfo(size.dtype)
+    return jnp.clip(size, limits.tiny, limits.max / 64)
 
 
 def by_row(value: ArrayLike, like: jax.Array) -> jax.Array:

@@ -92,6 +92,15 @@ def in_range(low: float, high: float, **values: Any) -> None:
         _require(name, value, low <= value <= high, f"in [{low}, {high}]")
 
 
+def each_in_range(low: float, high: float, **arrays: Any) -> None:
+    """Raises ValueError unless every entry lies in [low, high]; names the first."""
+    for name, array in arrays.items():
+        known = np.asarray(array)
+        wrong = known[~((low <= known) & (known <= high))]
+        if wrong.size:
+            raise ValueError(f"{name} must be in [{low}, {high}], got {wrong[0]}.")
+
+
 def _int(name: str, value: Any) -> None:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {value!r}.")

@@ -262,8 +262,10 @@ def predict(
     return out.reshape(-1, out.shape[-1])[:n]
 
 
-def public_inputs(cohort: Cohort, at_least: int = 1) -> dict[str, jax.Array]:
+def public_inputs(cohort: Any, at_least: int = 1) -> dict[str, jax.Array]:
     """The inputs of the public set, ``FederatedData.public["x"]``, as `Examples`.
+
+    Of a `Cohort` or the data themselves.
 
     Raises:
       ValueError: the server has none, or fewer than `at_least`.
@@ -340,15 +342,11 @@ def distil(
       examples: n public inputs.
       labels: ``[n, K]`` probabilities.
       key: of the order of examples and of the loss.
-      work: epochs, each in an order of its own, or steps, and their batch size.
-      average: the student is the mean over its last so many steps (stochastic weight
-        averaging, Izmailov et al., UAI 2018); 1 is where it ends.
+      work: as in `fedjax_core.server.fit`, whose errors are raised.
+      average: likewise, steps over which the student is averaged.
 
     Returns:
       The student, and the mean loss over steps.
-
-    Raises:
-      ValueError: no step, for `work` drops short batches and n is below one.
     """
     data = dict(examples) | {"labels": labels}
     soft = soft_loss(loss_fn, np.shape(labels)[-1])

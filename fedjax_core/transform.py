@@ -80,6 +80,8 @@ def of_vectors(
 ) -> Transform:
     """A stateless transform of the update as vectors, in float32 or wider.
 
+    Of an update that is not finite it makes NaN: what is chosen might not show it.
+
     Args:
       compress: ``(v, key) -> (what is sent of it, bits)``, both vectors ``[d]``.
       granularity: "global" takes all leaves as one vector, "per_tensor" each by itself.
@@ -101,6 +103,8 @@ def of_vectors(
                 part, more = compress(leaf.ravel(), jax.random.fold_in(key, i))
                 leaves[i], bits = part.reshape(leaf.shape), bits + more
             sent = jax.tree.unflatten(form, leaves)
+        fine = all_finite(vectors)
+        sent = jax.tree.map(lambda s: jnp.where(fine, s, jnp.nan), sent)
         sent = jax.tree.map(lambda s, u: s.astype(u.dtype), sent, message.update)
         return Message(sent, bits)
 

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import is_known
+from fedjax_core.clusters.members import by_cluster
 
 _APART = -2.0  # less than any cosine: no edge between clusters
 
@@ -73,14 +74,14 @@ def bipartition(
 
     alone = jnp.full(M, _APART, S.dtype), everyone, jnp.full(M, jnp.inf, S.dtype)
     _, parent, weight, _ = lax.fori_loop(0, M, join, (*alone, jnp.ones(M, bool)))
-    place = jnp.where(cluster < 0, num_clusters, cluster)
-    cross = jax.ops.segment_min(weight, place, num_clusters + 1)
-    weakest = jnp.where(jnp.isfinite(weight) & (weight == cross[place]), everyone, M)
-    part = everyone == jax.ops.segment_min(weakest, place, num_clusters + 1)[place]
+    least = jax.ops.segment_min
+    cross = by_cluster(weight, cluster, num_clusters, least)
+    weakest = jnp.where(jnp.isfinite(weight) & (weight == cross[cluster]), everyone, M)
+    part = everyone == by_cluster(weakest, cluster, num_clusters, least)[cluster]
     # Who descends from the cut: jumps twice as far up each time.
     for _ in range(M.bit_length()):
         part, parent = part | part[parent], parent[parent]
-    return Cut(part, cross[:num_clusters])
+    return Cut(part, cross)
 
 
 class Separation(NamedTuple):
@@ -125,8 +126,7 @@ def separation(
     pairs = _together(cluster) & (truth[:, None] == truth[None, :])
     pairs &= ~jnp.eye(len(truth), dtype=bool)
     nearest = jnp.where(pairs, S, 1).min(1)
-    place = jnp.where(cluster < 0, num_clusters, cluster)
-    intra = jax.ops.segment_min(nearest, place, num_clusters + 1)[:num_clusters]
+    intra = by_cluster(nearest, cluster, num_clusters, jax.ops.segment_min)
     intra = jnp.minimum(intra, 1)
     return Separation(intra, cut.cross, intra - cut.cross)
 

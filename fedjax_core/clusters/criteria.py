@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_core.clusters.bipartition import bipartition
-from fedjax_core.clusters.members import cluster_means
+from fedjax_core.clusters.bipartition import Cut, bipartition
+from fedjax_core.clusters.members import by_cluster, cluster_means
 from fedjax_core.clusters.similarity import row_norms, similarity
 from fedjax_core.clusters.theory import alpha_threshold
 from fedjax_core.types import PyTree
@@ -17,8 +17,7 @@ class Inspection(NamedTuple):
 
     Attributes:
       similarity: ``[C, C]``, cosines of the updates.
-      part: ``[C]`` bool, who is in the second part of its cluster's best cut.
-      cross: ``[K]``, the largest similarity across it, infinite for less than two.
+      cut: the best one of each.
       mean_norm: ``[K]``, of the cluster's mean update: it falls to 0 at a stationary
         point of the cluster.
       max_norm: ``[K]``, the largest norm of a member's update: it falls to 0 only
@@ -26,8 +25,7 @@ class Inspection(NamedTuple):
     """
 
     similarity: jax.Array
-    part: jax.Array
-    cross: jax.Array
+    cut: Cut
     mean_norm: jax.Array
     max_norm: jax.Array
 
@@ -44,10 +42,11 @@ def inspect(
       num_clusters: K.
     """
     S = similarity(updates)
-    cut = bipartition(S, cluster, num_clusters)
     means = cluster_means(updates, cluster, weights, num_clusters)
-    largest = by_cluster(row_norms(updates), cluster, num_clusters, largest=True)
-    return Inspection(S, cut.part, cut.cross, row_norms(means), jnp.maximum(largest, 0))
+    sizes = by_cluster(row_norms(updates), cluster, num_clusters, jax.ops.segment_max)
+    largest = jnp.maximum(sizes, 0)
+    cut = bipartition(S, cluster, num_clusters)
+    return Inspection(S, cut, row_norms(means), largest)
 
 
 def worth_splitting(
@@ -64,19 +63,6 @@ def worth_splitting(
       Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
       Distributed Data", TU Berlin 2021, section on when to split.
     """
-    apart = seen.cross < alpha_threshold(gamma_max)
+    apart = seen.cut.cross < alpha_threshold(gamma_max)
     apart &= seen.max_norm >= eps2
     return apart if eps1 is None else apart & (seen.mean_norm < eps1)
-
-
-def by_cluster(
-    values: jax.Array, cluster: jax.Array, num_clusters: int, *, largest: bool = False
-) -> jax.Array:
-    """Sums, or the largest, of `values` ``[C]`` by cluster ``[C]``; ``[K]``.
-
-    Those of cluster -1 are left out. Bools are counted.
-    """
-    values = values.astype(jnp.int32) if values.dtype == bool else values
-    place = jnp.where(cluster < 0, num_clusters, cluster)
-    reduce = jax.ops.segment_max if largest else jax.ops.segment_sum
-    return reduce(values, place, num_clusters + 1)[:num_clusters]

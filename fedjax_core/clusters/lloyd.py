@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows, flat_rows, wide
+from fedjax_core.arrays import along_rows, divisor, flat_rows, wide
+from fedjax_core.clusters.similarity import row_norms
 from fedjax_core.types import Key, PyTree
 
 
@@ -83,10 +84,11 @@ def lloyd(
 
 
 def _gram(updates: PyTree, present: jax.Array) -> jax.Array:
-    """Inner products of the updates less their mean, ``[M, M]``."""
+    """Inner products of the updates less their mean, to some scale, ``[M, M]``."""
+    unit = divisor(jnp.where(present, row_norms(updates), 0).max())
     total = jnp.float32(0)
     for x in map(wide, map(flat_rows, jax.tree.leaves(updates))):
-        here = along_rows(present, x)
+        here, x = along_rows(present, x), x / unit.astype(x.dtype)
         mean = jnp.where(here, x, 0).sum(0) / jnp.maximum(present.sum(), 1)
         x = jnp.where(here, x - mean[None], 0)
         total = total + jnp.matmul(x, x.T, precision="highest")

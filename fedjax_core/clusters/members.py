@@ -1,5 +1,6 @@
 """Clients that train the model of their cluster, and their means."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -75,6 +76,21 @@ def lookup(table: jax.Array, client_id: jax.Array) -> jax.Array:
     """Entries ``[C]`` of a table ``[N]`` by client, -1 for padding and past its end."""
     at = jnp.where(client_id < 0, len(table), client_id)
     return table.at[at].get(mode="fill", fill_value=-1)
+
+
+def by_cluster(
+    values: jax.Array,
+    cluster: jax.Array,
+    num_clusters: int,
+    reduce: Callable[..., jax.Array] = jax.ops.segment_sum,
+) -> jax.Array:
+    """Sums of `values` ``[C]`` by cluster ``[C]``, or another `reduce`; ``[K]``.
+
+    Those of cluster -1 are left out. Bools are counted.
+    """
+    values = values.astype(jnp.int32) if values.dtype == bool else values
+    place = jnp.where(cluster < 0, num_clusters, cluster)
+    return reduce(values, place, num_clusters + 1)[:num_clusters]
 
 
 def weights_of(cohort: Cohort, by: Literal["examples", "uniform"]) -> jax.Array:

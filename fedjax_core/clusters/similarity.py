@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_core import check
-from fedjax_core.arrays import flat_rows, norms, wide
+from fedjax_core.arrays import divisor, flat_rows, norms, wide
 from fedjax_core.types import PyTree
 
 _BLOCK = 2**14  # coordinates
@@ -39,17 +39,19 @@ def similarity(updates: PyTree, block: int = _BLOCK) -> jax.Array:
     References:
       Sattler, Müller and Samek, "Clustered Federated Learning", IEEE TNNLS 2021.
     """
-    size = row_norms(updates, block)
-    inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1), 0)
+    unit = divisor(row_norms(updates, block))
+    M = len(unit)
 
     def add(gram, x):
-        x = x * inverse[:, None].astype(x.dtype)
-        return gram + jnp.matmul(x, x.T, precision="highest").astype(gram.dtype)
+        x = x.astype(gram.dtype) / unit[:, None]
+        return gram + jnp.matmul(x, x.T, precision="highest")
 
-    gram = _over_blocks(
-        add, jnp.zeros((len(size), len(size)), size.dtype), updates, block
-    )
-    return jnp.where(jnp.eye(len(size), dtype=bool), 1, jnp.clip(gram, -1, 1))
+    gram = _over_blocks(add, jnp.zeros((M, M), unit.dtype), updates, block)
+    # 1 on the diagonal, unless a norm is beyond the numbers that one can divide by.
+    size = jnp.sqrt(jnp.diagonal(gram))
+    size = jnp.where(size > 0, size, 1)
+    S = jnp.clip(gram / size[:, None] / size[None], -1, 1)
+    return jnp.where(jnp.eye(M, dtype=bool), 1, S)
 
 
 def row_norms(updates: PyTree, block: int = _BLOCK) -> jax.Array:

@@ -29,6 +29,7 @@ def noisy_cosine(x: ArrayLike, y: ArrayLike) -> np.ndarray:
     Lemma 5: :math:`\cos(v + X, v + Y) \ge H(\lVert X \rVert / \lVert v \rVert, \lVert
     Y \rVert / \lVert v \rVert)`.
     """
+    check.each_in_range(0, 1, x=x, y=y)
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     return -x * y + np.sqrt(1 - x**2) * np.sqrt(1 - y**2)
 
@@ -45,8 +46,10 @@ def raised_cosine(cosine: ArrayLike, h: ArrayLike) -> np.ndarray:
       cosine: c.
       h: of the noise, `noisy_cosine`.
     """
-    c, h = np.asarray(cosine, np.float64), np.asarray(h, np.float64)
-    bound = c * h + np.sqrt(1 - c**2) * np.sqrt(np.maximum(1 - h**2, 0))
+    # Computed cosines may be rounded past 1.
+    check.each_in_range(-1 - 1e-9, 1 + 1e-9, cosine=cosine, h=h)
+    c, h = (np.clip(np.asarray(v, np.float64), -1, 1) for v in (cosine, h))
+    bound = c * h + np.sqrt(1 - c**2) * np.sqrt(1 - h**2)
     return np.where(c <= h, bound, 1.0)
 
 
@@ -58,6 +61,7 @@ def fan_cosine(num_distributions: ArrayLike) -> np.ndarray:
     the walk along it and back would be a closed curve on the sphere of length below
     :math:`2 \pi`, which lies in an open hemisphere.
     """
+    check.each_in_range(2, np.inf, num_distributions=num_distributions)
     return np.cos(np.pi / (np.asarray(num_distributions, np.float64) - 1))
 
 
@@ -68,7 +72,6 @@ def cross_bound(gamma: ArrayLike, num_distributions: int) -> float:
       gamma: ``[M]``, relative noise of the clients.
       num_distributions: K >= 2.
     """
-    check.in_range(2, np.inf, num_distributions=num_distributions)
     gamma = np.asarray(gamma, np.float64)
     h = noisy_cosine(gamma[:, None], gamma)
     return float(raised_cosine(fan_cosine(num_distributions), h).max())
@@ -93,6 +96,7 @@ def tolerated_noise(num_distributions: ArrayLike) -> np.ndarray:
     :math:`\gamma < \sin(\pi / (4 (K - 1)))`, which is where the bounds of Theorem 3
     leave a gap.
     """
+    check.each_in_range(2, np.inf, num_distributions=num_distributions)
     return np.sin(np.pi / 4 / (np.asarray(num_distributions, np.float64) - 1))
 
 

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_core.clusters.criteria import by_cluster
-from fedjax_core.clusters.members import Mine, lookup
+from fedjax_core.clusters.members import Mine, by_cluster, lookup
 from fedjax_core.clusters.similarity import similarity
 from fedjax_core.map import map_clients
 from fedjax_core.reduce import stack

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from fedjax_core import check
+
 _BITS = 40  # of the interval; symbols and their counts may add up to 2^38
 _HALF, _QUARTER = 1 << (_BITS - 1), 1 << (_BITS - 2)
 
@@ -19,6 +21,7 @@ class _Model:
     """The interval, and how often symbols were seen."""
 
     def __init__(self, num_symbols: int):
+        check.positive_int(num_symbols=num_symbols)
         self.counts = np.ones(num_symbols, np.int64)
         self.low, self.high = 0, 2 * _HALF - 1
 
@@ -50,6 +53,7 @@ def encode(symbols: Iterable[int], num_symbols: int) -> list[int]:
     """
     model, out, waiting = _Model(num_symbols), [], 0
     for symbol in symbols:
+        check.in_range(0, num_symbols - 1, symbol=symbol)
         for bit in model.narrow(int(symbol)):
             if bit is None:
                 waiting += 1
@@ -61,7 +65,13 @@ def encode(symbols: Iterable[int], num_symbols: int) -> list[int]:
 
 
 def decode(bits: Sequence[int], length: int, num_symbols: int) -> np.ndarray:
-    """The first `length` symbols that `encode` made `bits` of, int64."""
+    """The symbols, `length` of them, that `encode` made `bits` of, int64.
+
+    Raises:
+      ValueError: what are no bits, or more or fewer than so many symbols take.
+    """
+    check.each_in_range(0, 1, bits=bits)
+    check.non_negative(length=length)
     model, out, read = _Model(num_symbols), np.zeros(length, np.int64), _BITS
     code = sum(b << (_BITS - 1 - i) for i, b in enumerate(bits[:_BITS]))
     for i in range(length):
@@ -72,4 +82,9 @@ def decode(bits: Sequence[int], length: int, num_symbols: int) -> np.ndarray:
             shift = _QUARTER if bit is None else bit * _HALF
             after = bits[read] if read < len(bits) else 0
             code, read = 2 * (code - shift) + after, read + 1
+    if len(bits) != read - _BITS + 2:
+        raise ValueError(
+            f"bits must be the {read - _BITS + 2} of a code of {length} symbols, got "
+            f"{len(bits)}."
+        )
     return out

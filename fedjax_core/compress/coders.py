@@ -12,6 +12,7 @@ from fedjax_core.compress import golomb
 from fedjax_core.compress.quantisers import digit_bits
 
 Values = Literal["each", "signs", "mean"]
+_BITS = {"each": 32, "signs": 1, "mean": 0}  # beside a position
 
 
 def to_bytes(code: str) -> bytes:
@@ -50,7 +51,7 @@ def encode_digits(digits: np.ndarray, base: int) -> str:
 
 
 def decode_digits(code: str, d: int, base: int) -> np.ndarray:
-    """The d digits of a code; raises ValueError if it has another length."""
+    """The d digits of a code; raises ValueError where it is none of so many."""
     _check_length(code, digit_bits(d, base))
     digits = np.zeros(d, np.int64)
     width = digit_bits(1, base)
@@ -60,6 +61,10 @@ def decode_digits(code: str, d: int, base: int) -> np.ndarray:
     number = int(code or "0", 2)
     for i in range(d - 1, -1, -1):
         number, digits[i] = divmod(number, base)
+    if number:
+        raise ValueError(
+            f"code must be of {d} digits in base {base}, got a larger one."
+        )
     return digits
 
 
@@ -88,22 +93,21 @@ def encode_sparse(v: np.ndarray, k: int, values: Values) -> str:
     Raises:
       ValueError: more than k values, or with a mean others than its multiples by signs.
     """
-    check.one_of(("each", "signs", "mean"), values=values)
+    check.one_of(_BITS, values=values)
     v = np.asarray(v, np.float32)
+    check.in_range(1, v.size, k=k)
     positions = np.flatnonzero(v)
     if len(positions) > k:
         raise ValueError(f"v must have at most k={k} values, got {len(positions)}.")
     there, head = v[positions], ""
-    if values == "each":
-        extra = [encode_floats(x) for x in there]
-    else:
-        mean = there[:1] if values == "mean" else np.abs(there[:1])
-        mean = mean if there.size else np.zeros(1, np.float32)
+    if values != "each":
         same = there if values == "mean" else np.abs(there)
+        mean = same[:1] if there.size else np.zeros(1, np.float32)
         if (same != mean).any():
             raise ValueError(f"v must hold one magnitude, got {np.unique(same)}.")
         head = encode_floats(mean)
-        extra = [("0" if x > 0 else "1") if values == "signs" else "" for x in there]
+    own = {"each": encode_floats, "signs": lambda x: f"{x < 0:d}"}
+    extra = [own.get(values, lambda x: "")(x) for x in there]
     if k == v.size:
         if len(positions) < k:
             raise ValueError("v must have no 0 where positions are not sent.")
@@ -114,15 +118,19 @@ def encode_sparse(v: np.ndarray, k: int, values: Values) -> str:
 
 def decode_sparse(code: str, d: int, k: int, values: Values) -> np.ndarray:
     """The vector ``[d]`` float32 of a code; raises ValueError where it is none."""
-    size = {"each": 32, "signs": 1, "mean": 0}[values]
-    head = code[: 0 if values == "each" else 32]
-    rest = code[len(head) :]
+    check.one_of(_BITS, values=values)
+    check.in_range(1, d, k=k)
+    size, start = _BITS[values], 0 if values == "each" else 32
+    head, rest = code[:start], code[start:]
+    _check_length(head, start)
     if k == d:
         _check_length(rest, size * d)
         positions = np.arange(d)
         extra = [rest[size * i : size * (i + 1)] for i in range(d)]
     else:
         positions, extra = golomb.decode(rest, d, golomb.parameter(k / d), size)
+    if len(positions) > k:
+        raise ValueError(f"code must have at most k={k} values, got {len(positions)}.")
     v = np.zeros(d, np.float32)
     if values == "each":
         v[positions] = decode_floats("".join(extra))
@@ -135,3 +143,4 @@ def decode_sparse(code: str, d: int, k: int, values: Values) -> np.ndarray:
 def _check_length(code: str, bits: int) -> None:
     if len(code) != bits:
         raise ValueError(f"code must have {bits} bits, got {len(code)}.")
+    golomb.check_binary(code)

@@ -40,7 +40,9 @@ def expected_bits(rate: float, b: int | None = None) -> float:
       rate: p in (0, 1).
       b: remainder bits, by default the best.
     """
-    b = parameter(rate) if b is None else b
+    best = parameter(rate)
+    b = best if b is None else b
+    check.non_negative(b=b)
     return b - 1 / math.expm1(2**b * math.log1p(-rate))
 
 
@@ -100,12 +102,19 @@ def encode(
     return "".join(words)
 
 
+def check_binary(code: str) -> None:
+    """Raises ValueError unless the code is a text of zeros and ones."""
+    if rest := code.strip("01"):
+        raise ValueError(f"code must be of zeros and ones, got {rest[0]!r}.")
+
+
 def decode(code: str, d: int, b: int, extra: int = 0) -> tuple[np.ndarray, list[str]]:
     """Positions ``[k]`` and, for each, the `extra` bits behind it.
 
     Raises:
       ValueError: the code ends early or leads past d - 1.
     """
+    check_binary(code)
     positions, values = [], []
     at, place = 0, -1
     while at < len(code):

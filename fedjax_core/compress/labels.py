@@ -76,25 +76,15 @@ def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
 
 def num_label_vectors(bits: int, num_classes: int) -> int:
     """How many probability vectors `quantise_probabilities` tells apart."""
+    check.positive_int(bits=bits, num_classes=num_classes)
     return math.comb(2**bits - 1 + num_classes - 1, num_classes - 1)
 
 
-def entropy_bits(symbols: jax.Array, num_symbols: int) -> jax.Array:
-    """The empirical entropy of symbols 0 to num_symbols - 1, in bits a symbol; ``[]``.
-
-    An ideal arithmetic coder sends n symbols in n times as many bits, see
-    `fedjax_core.compress.arithmetic`.
-    """
-    share = jnp.bincount(symbols.ravel(), length=num_symbols) / symbols.size
-    return -jnp.where(
-        share > 0, share * jnp.log2(jnp.where(share > 0, share, 1)), 0
-    ).sum()
-
-
 def coded_bits(symbols: jax.Array, num_symbols: int) -> Bits:
-    """What an ideal arithmetic coder sends of symbols, in units of 2^-24 bits.
+    """What an ideal coder sends of symbols 0 to num_symbols - 1, in 2^-24 bits.
 
-    As many times as each symbol is there, minus the binary logarithm of its share,
+    Their number times their empirical entropy, see `fedjax_core.compress.arithmetic`:
+    as many times as each symbol is there, minus the binary logarithm of its share,
     which is a float32; sums of them are exact whole numbers of units.
     """
     counts = jnp.bincount(symbols.ravel(), length=num_symbols)
@@ -121,7 +111,7 @@ def soft_labels(bits: int, *, delta: bool = False) -> Transform:
     One bit sends classes, in as many bits as their empirical entropy says. More bits
     send the number of a vector. With `delta`, both are coded against what the same
     sender last said, example by example: a class as itself or "as before", a vector
-    after an entropy coded flag. The state is that history, in integers of 8 or 16 bits.
+    after an entropy coded flag. The state is that history, in integers of 8 or 32 bits.
     The public set and its order must stay the same.
     """
     check.positive_int(bits=bits)
@@ -168,6 +158,8 @@ def delta_entropy(agreement: ArrayLike, num_classes: int) -> np.ndarray:
         K classes, and h is the entropy of a coin.
       num_classes: K.
     """
+    check.each_in_range(0, 1, agreement=agreement)
+    check.positive_int(num_classes=num_classes)
     a = np.asarray(agreement, float)
     with np.errstate(divide="ignore", invalid="ignore"):
         coin = -np.where(a > 0, a * np.log2(a), 0)
@@ -194,5 +186,7 @@ def fit_power_law(rounds: ArrayLike, entropy: ArrayLike) -> tuple[float, float]:
       rounds: t >= 1.
       entropy: ``H_t > 0``, bits a label.
     """
+    check.each_in_range(1, math.inf, rounds=rounds)
+    check.each_in_range(np.finfo(float).tiny, math.inf, entropy=entropy)
     slope, intercept = np.polyfit(np.log(rounds), np.log(entropy), 1)
     return float(np.exp(intercept)), float(-slope)

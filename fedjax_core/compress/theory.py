@@ -78,9 +78,9 @@ def information_budget(
     """
     check.positive_int(delay=delay, iterations=iterations, d=d)
     coordinates = iterations / delay * d
+    total = coordinates * rate * value_bits(method, rate)
     which = -(rate * math.log2(rate) + (1 - rate) * math.log1p(-rate) / math.log(2))
     entropy = coordinates * (which + rate * _VALUE_BITS[method][0])
-    total = coordinates * rate * value_bits(method, rate)
     return Budget(total, entropy, total - entropy)
 
 
@@ -142,6 +142,7 @@ def contraction(v: jax.Array, k: int) -> jax.Array:
     :math:`\alpha(v) = 1 - \lVert \mathrm{top}_k(v) \rVert_1^2 / (k \lVert v \rVert^2)`;
     Lemma 2 prints what is subtracted. Never more than `worst_contraction`.
     """
+    check.in_range(1, v.size, k=k)
     largest = jax.lax.top_k(jnp.abs(v), k)[0]
     return 1 - largest.sum() ** 2 / (k * jnp.square(v).sum())
 
@@ -165,6 +166,7 @@ def residual_bound(alpha: float, largest: float) -> float:
       largest: u, a bound on the norm of every update.
     """
     check.fraction(alpha=alpha)
+    check.non_negative(largest=largest)
     return largest * math.sqrt(alpha) / (1 - math.sqrt(alpha))
 
 
@@ -196,6 +198,8 @@ def convergence_terms(
     """
     check.positive_int(steps=steps)
     check.positive(rate=rate, smoothness=smoothness, convexity=convexity)
+    check.in_range(0, 1, rate=rate)
+    check.non_negative(gradient=gradient)
     first = gradient**2 / (convexity * steps)
     condition = smoothness / convexity
     return (

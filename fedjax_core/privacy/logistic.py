@@ -36,7 +36,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import norms
+from fedjax_core.arrays import check_finite, norms
 from fedjax_core.privacy.calibration import gaussian_sigma, gaussian_sigma_classical
 from fedjax_core.privacy.concentrated import minimiser_sensitivity
 from fedjax_core.privacy.mechanisms import add_gaussian
@@ -217,8 +217,8 @@ def certainty(
       queries: ``[q, H]`` public features to score.
 
     Raises:
-      ValueError: shapes that do not fit.
-      ArithmeticError: a minimum that is not found, as of features that are not finite.
+      ValueError: shapes that do not fit, features that are not finite.
+      ArithmeticError: a minimum that is not found.
     """
     own, mask = np.asarray(own), np.asarray(mask, bool)
     negatives, queries = np.asarray(negatives), np.asarray(queries)
@@ -229,6 +229,7 @@ def certainty(
             f"[n, H] and [q, H], got {own.shape}, {mask.shape}, {negatives.shape} and "
             f"{queries.shape}."
         )
+    check_finite(own=own[mask], negatives=negatives, queries=queries)
     sizes = mask.sum(1)
     total, scale = sizes + len(negatives), jnp.ones(len(sizes))
     with jax.enable_x64(True):
@@ -248,7 +249,7 @@ def certainty(
         if not (gradient <= GRADIENT_NORM).all():
             raise ArithmeticError(
                 f"the gradient must come down to {GRADIENT_NORM} for every client, got "
-                f"{gradient.max()}: are all features finite?"
+                f"{gradient.max()}."
             )
         weights = scale[:, None] * weights
         noise = np.array([sigma(config, int(n)) for n in total])

@@ -29,11 +29,20 @@ from tests.algorithms.clustered_clients import (
 )
 from tests.reference import softmax_gradient, softmax_loss
 
-from fedjax_core import Execution, FederatedData, Full, Packed, models, simulate
+from fedjax_core import (
+    Execution,
+    FederatedData,
+    Full,
+    Packed,
+    client_mesh,
+    models,
+    simulate,
+)
 from fedjax_core.algorithms import cfl, fedavg
 from fedjax_core.clusters import assign, in_cluster, no_map, permutation, reflection
 from fedjax_core.local import local_sgd
 from fedjax_core.map import map_clients
+from fedjax_core.models.model import Model
 from fedjax_core.reduce import stack
 
 CONFIG = cfl.Config(
@@ -298,34 +307,49 @@ def test_new_clients_find_their_leaf(plain):
     assert len(set(leaf[EVERYONE])) == 3
 
 
-def test_runs_resume_and_keep_rows_on_the_host(tmp_path):
+def test_seeds_on_two_devices_resume_to_the_bits_with_rows_on_the_host(plain, tmp_path):
     train = FederatedData(TRAIN, test=TRAIN)
-    model = models.logistic_regression(3, 3)
-    algorithm = cfl.make(CONFIG, model.loss)
-    zeros = jax.tree.map(jnp.zeros_like, model.init(KEY))
-    how: Any = {
-        "participation": Full(), "eval_every": 3, "progress": False, "params": zeros,
-        "execution": Execution(),
-    }  # fmt: skip
-    whole = simulate(algorithm, train, model, rounds=6, **how)
-    simulate(
-        algorithm, train, model, rounds=3, client_store="host", run_dir=tmp_path, **how
-    )
-    resumed = simulate(
-        algorithm, train, model, rounds=6, client_store="host", run_dir=tmp_path,
-        resume=True, **how,
+
+    def metrics(params, batch):
+        chosen = (batch["x"] @ params["w"] + params["b"][None]).argmax(1)
+        return {"accuracy": (chosen == batch["y"]).astype(jnp.float32)}
+
+    model = Model(lambda key: PARAMS, softmax_loss, metrics)
+    algorithm = cfl.make(CONFIG, softmax_loss)
+    run = functools.partial(
+        simulate, algorithm, train, model, rounds=ROUNDS, participation=Full(),
+        seeds=[5, 3], eval_every=6, progress=False,
+        execution=Execution(mesh=client_mesh(jax.devices()[:2])),
     )  # fmt: skip
-    assert whole.train["splits"].sum() == 1
+    whole = run()
+    host: Any = {"client_store": "host", "run_dir": tmp_path}
+    assert run(callbacks=[lambda report: report.round >= 6], **host).rounds == 6
+    resumed = run(resume=True, **host)
+    assert resumed.timed_rounds == 6
     assert whole.compilations == 1
-    chex.assert_trees_all_close(resumed.state, whole.state, rtol=1e-5, atol=1e-6)
+    # It splits before and after, of the seed of `plain` as one run on one device does.
+    assert list(np.flatnonzero(whole.train["splits"][1])) == [1, 9]
+    second = jax.tree.map(lambda x: x[1], whole.state)
+    alone = plain[-1][0]
+    chex.assert_trees_all_equal(second.tree, alone.tree)
+    for got, expected in zip(*map(jax.tree.leaves, (second, alone)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal(resumed.state, whole.state)
     for name in ("test_accuracy", "test_cluster_accuracy", "test_parent_accuracy"):
-        np.testing.assert_allclose(
-            resumed.evaluations[name], whole.evaluations[name], rtol=1e-6
+        np.testing.assert_array_equal(
+            resumed.evaluations[name], whole.evaluations[name]
         )
     cluster, parent, root = (
         whole.final(f"test_{m}accuracy")[0] for m in ("cluster_", "parent_", "")
     )
     assert cluster > parent >= root - 1e-6
+
+
+def test_nobody_has_a_cluster_alone():
+    algorithm = compiled(CONFIG).algorithm
+    data, model = FederatedData(TRAIN), models.logistic_regression(3, 3)
+    with pytest.raises(ValueError, match=r"cohort_size must be in \[2, inf\], got 1"):
+        simulate(algorithm, data, model, rounds=1, cohort_size=1, progress=False)
 
 
 @pytest.mark.parametrize(

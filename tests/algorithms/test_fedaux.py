@@ -150,7 +150,9 @@ def test_scores_that_are_not_there_are_named():
         ),
         ({"scores": 0 * SCORES}, r"scores must be > 0 .* a least one of 0.0"),
         ({"prototype": PROTOTYPE[:3]}, "prototype must have a row for each of"),
-        ({"prototype": PROTOTYPE + 1}, r"prototypes must be in \[0, 1\], got 2"),
+        ({"prototype": None}, "prototype must have a row for each of"),
+        ({"x": None}, "data must have 1 public inputs"),
+        ({"prototype": PROTOTYPE + 1}, r"prototype must be in \[0, 1\], got 2"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

@@ -18,7 +18,7 @@ def test_it_is_as_good_as_k_means_of_the_vectors():
     for seed in range(3):
         # Far from 0, where float32 would lose the distances of what is not centred.
         x = 30 + rng.normal(size=(4, 10)).repeat(6, 0) + rng.normal(size=(24, 10)) / 2
-        there = np.ones(24, bool)
+        x, there = x * 10.0 ** (25 * (seed - 1)), np.ones(24, bool)
         there[3 * seed] = False
         tree = {
             "a": jnp.asarray(x[:, :3]),

@@ -176,6 +176,22 @@ def test_gradients_of_two_distributions_are_opposite_where_the_mean_is_stationar
     assert correct[0]
 
 
+@pytest.mark.parametrize(
+    ("bound", "message"),
+    [
+        (lambda: noisy_cosine([0.2, 1.5], 0.1), r"x must be in \[0, 1\], got 1.5"),
+        (lambda: raised_cosine(2.0, 0.5), "cosine must be in"),
+        (lambda: fan_cosine(1), "num_distributions must be in"),
+        (lambda: tolerated_noise(1), "num_distributions must be in"),
+        (lambda: cross_bound([0.1, -0.1], 2), "got -0.1"),
+        (lambda: intra_bound([0.1, np.nan], [0, 0]), "got nan"),
+    ],
+)
+def test_what_theory_does_not_cover_is_refused(bound, message):
+    with pytest.raises(ValueError, match=message):
+        bound()
+
+
 def test_the_threshold_of_a_split():
     np.testing.assert_allclose(alpha_threshold(0.7), 0.02, atol=1e-12)
     gamma = np.linspace(0, 0.99, 30)

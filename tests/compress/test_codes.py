@@ -1,5 +1,6 @@
 """Bits of messages: closed forms, and the codes that they are the lengths of."""
 
+import contextlib
 import math
 
 import jax
@@ -145,6 +146,37 @@ def test_what_is_no_sparse_message_is_refused():
         coders.encode_sparse(f32([1, 0, -1]), 3, "signs")
     with pytest.raises(ValueError, match="bits must fill 2 bytes"):
         coders.from_bytes(b"ab", 8)
+
+
+def test_corrupt_codes_are_read_or_refused():
+    v = np.zeros(40, np.float32)
+    v[RNG.choice(40, 5, replace=False)] = 2.5
+    decoders = {
+        coders.encode_digits(np.arange(7), 21): lambda c: coders.decode_digits(c, 7, 21)
+    }
+    for values in ("each", "signs", "mean"):
+        decoders[coders.encode_sparse(v, 5, values)] = lambda c, values=values: (
+            coders.decode_sparse(c, 40, 5, values)
+        )
+    read = 0
+    for code, decode in decoders.items():
+        with pytest.raises(ValueError, match="code must"):
+            decode("2" + code[1:])
+        for _ in range(200):
+            bits = np.array(list(code))[: RNG.integers(len(code) + 1)]
+            at = RNG.integers(len(bits) or 1)
+            bits[at : at + 1] = "1"
+            # Any other error is a fault.
+            with contextlib.suppress(ValueError):
+                decode("".join(bits))
+                read += 1
+    assert 0 < read < 100
+    with pytest.raises(ValueError, match="7 digits in base 21, got a larger one"):
+        coders.decode_digits("1" * digit_bits(7, 21), 7, 21)
+    with pytest.raises(ValueError, match="at most k=1 values, got 2"):
+        coders.decode_sparse("0" * 32 + "0" * 18, 400, 1, "mean")
+    with pytest.raises(ValueError, match=r"k must be in \[1, 4\], got 5"):
+        coders.decode_sparse("", 4, 5, "mean")
 
 
 def test_printed_ratios():

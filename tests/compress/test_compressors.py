@@ -288,6 +288,16 @@ def test_zero_is_quantised_to_zero():
         np.testing.assert_array_equal(out, np.zeros(5))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_shows_whatever_is_chosen(bad):
+    lossy = [make(0.1, residual=False) for make in (stc, sbc, top_k)]
+    lossy += [threshold(1.0, residual=False), sign(), terngrad(), qsgd(4), sketch(0.5)]
+    for transform in lossy:
+        for place in range(8):  # among the chosen or not
+            v = jnp.float32(V).at[place].set(bad)
+            assert np.isnan(send(transform, v)[0]).any(), transform.name
+
+
 # Residuals.
 
 

@@ -15,7 +15,6 @@ from fedjax_core.compress.labels import (
     delta_decode,
     delta_encode,
     delta_entropy,
-    entropy_bits,
     fit_power_law,
     num_label_vectors,
     quantise_probabilities,
@@ -28,6 +27,11 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 QUANTISE = jax.jit(quantise_probabilities, static_argnums=1)
 MB = 8e6
+
+
+def entropy_bits(symbols, num_symbols):
+    """The empirical entropy, bits a symbol."""
+    return float(coded_bits(symbols, num_symbols)) / 2**24 / symbols.size
 
 
 def grid(bits, classes):
@@ -219,5 +223,14 @@ def test_a_real_coder_reaches_the_entropy_and_is_decoded(n, classes):
     ideal = math.lgamma(n + classes) - math.lgamma(classes)
     ideal = (ideal - sum(math.lgamma(c + 1) for c in counts)) / math.log(2)
     assert ideal - 1e-6 <= len(bits) <= ideal + 2.1
+    with pytest.raises(ValueError, match=f"bits must be the {len(bits)} of a code"):
+        arithmetic.decode([*bits, 0], n, classes)
+    if n > 7:  # what is left of fewer may be the code of others
+        with pytest.raises(ValueError, match=r"bits must be the .* of a code"):
+            arithmetic.decode(bits[: len(bits) // 2], n, classes)
+    with pytest.raises(ValueError, match=r"bits must be in \[0, 1\], got 2"):
+        arithmetic.decode([2, *bits[1:]], n, classes)
+    with pytest.raises(ValueError, match=f"symbol must be .* got {classes}"):
+        arithmetic.encode([classes], classes)
     entropy = n * float(entropy_bits(jnp.asarray(y), classes))
     assert entropy <= len(bits) <= entropy + (classes - 1) * math.log2(n + 1) + 2.1

@@ -175,7 +175,10 @@ def test_arguments_name_what_is_wrong():
     own, mask, negatives = np.zeros((2, 3, 4)), np.ones((2, 3), bool), np.zeros((5, 4))
     with pytest.raises(ValueError, match=r"must have shapes \[N, m, H\].* \(5, 3\)"):
         privacy.certainty(OPEN, KEY, own, mask, negatives[:, :3], negatives)
-    with pytest.raises(ArithmeticError, match="are all features finite"):
+    queries = np.where(np.arange(5)[:, None] == 2, np.nan, negatives)
+    with pytest.raises(ValueError, match="queries must be finite"):
+        privacy.certainty(OPEN, KEY, own, mask, negatives, queries)
+    with pytest.raises(ValueError, match="own must be finite"):
         privacy.certainty(OPEN, KEY, own + np.nan, mask, negatives, negatives)
     with pytest.raises(ValueError, match="num_examples must be in"):
         logistic.sensitivity(0.1, 0)
