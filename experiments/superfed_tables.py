@@ -69,8 +69,7 @@ from fedjax_core.experiments.superfed_printed import (
     printed_of,
 )
 from fedjax_core.local import by_round
-from fedjax_core.personal import Mixtures, best_lambda
-from fedjax_core.reduce import select
+from fedjax_core.personal import best_lambda, with_mixtures
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, tables, text_of, write
 from fedjax_core.types import LossFn
@@ -362,13 +361,7 @@ def _noisy(experiment: Experiment, name: str, kind: str, rate: float) -> Federat
 def _mixed_apfl(experiment: Experiment, config: Any, loss_fn: LossFn) -> Algorithm:
     """APFL with its own part at all mixtures, its personal model among them."""
     made = apfl.make(config, loss_fn, client_optimizer=_optimizer(experiment))
-
-    def own_models(state, row):
-        kept = row[0]
-        own = select(kept.took_part, kept.own["v"], state.params)
-        return Mixtures(state.params, own, (*LAMBDAS, config.alpha))
-
-    return dataclasses.replace(made, own_models=own_models)
+    return with_mixtures(made, (*LAMBDAS, config.alpha), lambda own: own["v"])
 
 
 @functools.cache
