@@ -44,7 +44,12 @@ from fedjax_core.experiments.report import (
     tabulate,
     write_page,
 )
-from fedjax_core.generated import Classifier, frechet_distance, membership_auroc
+from fedjax_core.generated import (
+    Classifier,
+    drawn,
+    frechet_distance,
+    membership_auroc,
+)
 from fedjax_core.models import layers, residual
 from fedjax_core.result import spread
 from fedjax_core.study_report import (
@@ -333,10 +338,14 @@ def methods(
     of_gan, of_vae = fedcgan.Config(**drawing), fedcvae.Config(**drawing)
     made = {
         "FedCGAN": Method(
-            fedcgan.make(of_gan, gan, local), gan.init, fedcgan.samples(of_gan, gan)
+            fedcgan.make(of_gan, gan, local),
+            gan.init,
+            drawn(of_gan, gan.generate, e.latent),
         ),
         "FedCVAE": Method(
-            fedcvae.make(of_vae, vae, local), vae.init, fedcvae.samples(of_vae, vae)
+            fedcvae.make(of_vae, vae, local),
+            vae.init,
+            drawn(of_vae, vae.decode, e.latent),
         ),
         "FedEvg": Method(
             fedevg.make(ours, local),
