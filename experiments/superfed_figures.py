@@ -98,13 +98,13 @@ def _around(
 def landscapes(
     experiment: Any,
     outcome: study.Outcome,
-    data: FederatedData,
-    model: Model,
+    setting: study.Setting,
     console: Console,
     within: float = 0.1,
 ) -> list[Table]:
     """Figure 2.4: the test loss around the server's models, and how wide the valley."""
     e, widths, drawn = experiment, {}, {}
+    data, model = setting.data, setting.model
     radius = 0.0
     for name in ("FedAvg", *OURS):
         row = next((r for r in outcome.rows if r.method == name and r.result), None)
@@ -130,17 +130,19 @@ def landscapes(
             values, radius, cell = _around(e, data, model, params, radius)
             widths.setdefault(name, []).append(width(values, cell, within))
             drawn.setdefault(name, values)
+    if not drawn:
+        return []
     figure, axes = panels(3 * len(drawn), 3, 1, len(drawn), squeeze=False)
     top = max(np.quantile(values, 0.8) for values in drawn.values())
     for cell, (name, values) in zip(axes[0], drawn.items(), strict=True):
         cell.contourf(np.minimum(values, top), 20, extent=[-radius, radius] * 2)
         cell.set_title(name, size=9)
-    setting = outcome.rows[0].setting
-    save(figure, e.out / f"figure 2.4 {setting}.png", console)
+    where = outcome.rows[0].setting
+    save(figure, e.out / f"figure 2.4 {where}.png", console)
     rows = [(name, spread(np.array(w), ".3g")) for name, w in widths.items()]
     found = [
         Table(
-            f"Figure 2.4: {setting}, area where the loss is at most {within:g} above "
+            f"Figure 2.4: {where}, area where the loss is at most {within:g} above "
             f"its least",
             ("model of the server", "area"),
             rows,
@@ -148,7 +150,7 @@ def landscapes(
     ]
     pairs = [("SuPerFed-LM", "SuPerFed-MM"), ("SuPerFed-MM", "FedAvg")]
     wider = [
-        (f"{a} is wider than {b}", setting, np.subtract(widths[a], widths[b]))
+        (f"{a} is wider than {b}", where, np.subtract(widths[a], widths[b]))
         for a, b in pairs
         if {a, b} <= widths.keys()
     ]
