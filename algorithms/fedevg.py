@@ -157,7 +157,7 @@ def make(
     optimizer = client_optimizer or optax.chain(
         optax.add_decayed_weights(config.weight_decay),
         optax.adam(config.client_lr),
-        by_round(lambda t: config.decay ** (t // config.decay_every)),
+        by_round(lambda t: config.decay ** (jnp.asarray(t) // config.decay_every)),
     )
     client = client_program(config, classifier, optimizer)
     beta = energies.step_sizes(
