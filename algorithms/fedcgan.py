@@ -25,7 +25,7 @@ import optax
 
 from fedjax_core import check, generated
 from fedjax_core.algorithms import fedavg
-from fedjax_core.generated import Classifier, ConditionalGAN, Samples
+from fedjax_core.generated import Classifier, ConditionalGAN
 from fedjax_core.parts import check_parts
 from fedjax_core.types import Algorithm, LossFn
 
@@ -53,30 +53,20 @@ def gan_loss(networks: ConditionalGAN, num_classes: int) -> LossFn:
     classify = optax.losses.softmax_cross_entropy_with_integer_labels
 
     def loss(params, batch, key):
-        generator, discriminator = params["generator"], params["discriminator"]
         x, y = batch["x"], batch["y"]
         of_z, of_y = jax.random.split(key)
         z = jax.random.normal(of_z, (len(x), networks.latent), x.dtype)
         wanted = jax.random.randint(of_y, y.shape, 0, num_classes)
-        made = networks.generate(generator, z, wanted)
+        made = networks.generate(params, z, wanted)
         fixed = jax.lax.stop_gradient(made)
-        source, kind = networks.judge(discriminator, jnp.concatenate([x, fixed]))
+        source, kind = networks.judge(params, jnp.concatenate([x, fixed]))
         (real, seen), (real_kind, seen_kind) = jnp.split(source, 2), jnp.split(kind, 2)
-        fooled, fooled_kind = networks.judge(jax.lax.stop_gradient(discriminator), made)
+        fooled, fooled_kind = networks.judge(jax.lax.stop_gradient(params), made)
         told = jax.nn.softplus(-real) + jax.nn.softplus(seen)
         told += classify(real_kind, y) + classify(seen_kind, wanted)
         return told + jax.nn.softplus(-fooled) + classify(fooled_kind, wanted)
 
     return loss
-
-
-def samples(config: Config, networks: ConditionalGAN) -> Samples:
-    """``params -> x [M, ...]``, class by class: what the server draws."""
-
-    def generate(params, z, y):
-        return networks.generate(params["generator"], z, y)
-
-    return generated.drawn(config, generate, networks.latent)
 
 
 def make(config: Config, networks: ConditionalGAN, classifier: Classifier) -> Algorithm:
@@ -89,13 +79,12 @@ def make(config: Config, networks: ConditionalGAN, classifier: Classifier) -> Al
       networks: generator and discriminator.
       classifier: of the server.
     """
-    check.instance(generated.Classifier, classifier=classifier)
-    check.instance(generated.ConditionalGAN, networks=networks)
-    check_parts(Config, config, classifier.logits)
+    check.instance(ConditionalGAN, networks=networks)
+    check_parts(Config, config, networks.generate)
     algorithm = fedavg.make(
         fedavg.Config(work=config.work),
         gan_loss(networks, config.num_classes),
         client_optimizer=optax.adam(config.client_lr, b1=config.beta1),
     )
-    draw = samples(config, networks)
+    draw = generated.drawn(config, networks.generate, networks.latent)
     return generated.averaged(algorithm, "fedcgan", config, draw, classifier)

@@ -22,7 +22,7 @@ import optax
 
 from fedjax_core import check, generated
 from fedjax_core.algorithms import fedavg
-from fedjax_core.generated import Classifier, ConditionalVAE, Samples
+from fedjax_core.generated import Classifier, ConditionalVAE
 from fedjax_core.parts import check_parts
 from fedjax_core.types import Algorithm, LossFn
 
@@ -57,11 +57,6 @@ def vae_loss(networks: ConditionalVAE, kl: float = 1.0) -> LossFn:
     return loss
 
 
-def samples(config: Config, networks: ConditionalVAE) -> Samples:
-    """``params -> x [M, ...]``, class by class: what the server draws."""
-    return generated.drawn(config, networks.decode, networks.latent)
-
-
 def make(config: Config, networks: ConditionalVAE, classifier: Classifier) -> Algorithm:
     """Builds FedCVAE; initial params are ``networks.init(key)``.
 
@@ -72,13 +67,12 @@ def make(config: Config, networks: ConditionalVAE, classifier: Classifier) -> Al
       networks: encoder and decoder.
       classifier: of the server.
     """
-    check.instance(generated.Classifier, classifier=classifier)
-    check.instance(generated.ConditionalVAE, networks=networks)
-    check_parts(Config, config, classifier.logits)
+    check.instance(ConditionalVAE, networks=networks)
+    check_parts(Config, config, networks.decode)
     algorithm = fedavg.make(
         fedavg.Config(work=config.work),
         vae_loss(networks, config.kl),
         client_optimizer=optax.adam(config.client_lr),
     )
-    draw = samples(config, networks)
+    draw = generated.drawn(config, networks.decode, networks.latent)
     return generated.averaged(algorithm, "fedcvae", config, draw, classifier)

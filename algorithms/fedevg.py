@@ -33,12 +33,13 @@ from fedjax_core import check, energies, generated, random
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.energies import langevin, mixture, says
 from fedjax_core.generated import Classifier
-from fedjax_core.local import Carry, init_bytes, sgd_step
+from fedjax_core.local import Carry, by_round, init_bytes, sgd_step
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
+from fedjax_core.personal import Row
 from fedjax_core.reduce import select
-from fedjax_core.types import Algorithm, ClientProgram, Params
+from fedjax_core.types import Algorithm, ClientProgram
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Config(generated.Config, energies.Chains):
     Attributes:
       client_lr: step size of clients' Adam.
       weight_decay: of it, added to gradients.
-      decay: factor of the step size every `decay_every` rounds.
+      decay: factor of its step size every `decay_every` rounds.
       decay_every: rounds.
       replay: :math:`\lambda`, weight of the cross-entropy of samples.
       replayed: those of the server as "received", or the client's own "refined" ones as
@@ -80,15 +81,8 @@ class State(NamedTuple):
     """What survives a round."""
 
     params: jax.Array  # [M, ...], samples, class by class
-    clients: Any  # [N, ...], a `Row`, or () where clients keep nothing
+    clients: Any  # [N, ...], a `Row` of the classifier, or () where nothing is kept
     seed: jax.Array  # [] uint32, of the server's classifier
-
-
-class Row(NamedTuple):
-    """What a client keeps."""
-
-    classifier: Params
-    took_part: jax.Array  # [] bool
 
 
 class Local(NamedTuple):
@@ -106,7 +100,7 @@ def client_program(
     def init(shared, row, turn):
         params = classifier.init(random.stream(turn.key, "init"))
         if config.stateful:
-            params = select(row.took_part, row.classifier, params)
+            params = select(row.took_part, row.own, params)
         return Local(Carry(params, optimizer.init(params), Mean.zero()), shared["x"])
 
     def step(shared, carry, batch, turn):
@@ -128,8 +122,7 @@ def client_program(
         loss = energies.contrast(
             config.kind, classifier, refined, replayed, y, config.replay
         )
-        scale = config.decay ** (turn.round // config.decay_every)
-        model = sgd_step(loss, optimizer, model, batch, turn.key, scale=scale)
+        model = sgd_step(loss, optimizer, model, batch, turn.key, round=turn.round)
         return Local(model, chain.at[rows].set(refined))
 
     def finish(shared, carry, row, turn):
@@ -157,15 +150,16 @@ def make(
     Args:
       config: hyper-parameters.
       classifier: of clients and of the server.
-      client_optimizer: instead of Adam with weight decay.
+      client_optimizer: instead of Adam with weight decay and falling steps.
     """
-    check.instance(generated.Classifier, classifier=classifier)
+    learn = generated.learner(config, classifier)
     check_parts(Config, config, classifier.logits, client_optimizer=client_optimizer)
     optimizer = client_optimizer or optax.chain(
-        optax.add_decayed_weights(config.weight_decay), optax.adam(config.client_lr)
+        optax.add_decayed_weights(config.weight_decay),
+        optax.adam(config.client_lr),
+        by_round(lambda t: config.decay ** (jnp.asarray(t) // config.decay_every)),
     )
     client = client_program(config, classifier, optimizer)
-    learn = generated.learner(config, classifier)
     beta = energies.step_sizes(
         config.first_step, config.last_step, config.rounds, config.schedule
     )

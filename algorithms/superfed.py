@@ -18,8 +18,8 @@ Before round :math:`t_{pers}` :math:`\lambda` is 0, :math:`\theta_l` stands stil
 the term of :math:`\nu` is left out (read literally it would move both): the round is
 FedAvg's, or FedProx's where :math:`\mu > 0`. The force of :math:`\nu` is zero between
 parallel models, hence the different initialisations. A client uses the mixture of the
-server's model with its own for any :math:`\lambda`; one that never took part uses the
-server's.
+server's model with its own for any :math:`\lambda`; one that has not trained its own,
+for it took part in the warm-up at most, uses the server's.
 
 References:
   Hahn, "Algorithms for Collaborative Machine Learning under Statistical Heterogeneity",
@@ -36,6 +36,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_core import check, random
@@ -43,8 +44,8 @@ from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.local import Carry, init_bytes, proximal_gradient, sgd_step, with_stats
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import Mixtures, averaging, mix
-from fedjax_core.reduce import Reduction, mean, select
+from fedjax_core.personal import averaging, mix, name_of, with_mixtures
+from fedjax_core.reduce import Reduction, mean
 from fedjax_core.transform import Transform
 from fedjax_core.types import (
     Algorithm,
@@ -93,23 +94,16 @@ class Config:
             check.in_range(0, 1, lambdas=lam)
 
 
-def squared_cosine(f: PyTree, p: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
-    r"""The squared cosine of the angle between two models and its gradients.
+def squared_cosine(f: PyTree, p: PyTree) -> jax.Array:
+    r"""The squared cosine of the angle between two models, in [0, 1]; ``[]``.
 
     .. math::
 
       \nabla_f \cos^2 = \frac{2 \cos}{\|f\|}
         \Big(\frac{p}{\|p\|} - \cos \frac{f}{\|f\|}\Big)
 
-    It is in [0, 1], its gradients are at right angles to their models, and zero where
-    the models are parallel. Of a model of norm 0, where it isn't defined, all are 0.
-
-    Args:
-      f: any pytree.
-      p: another one of its structure.
-
-    Returns:
-      The value, ``[]``, and the gradients in `f` and `p`.
+    The gradients are at right angles to their models, and zero where the models are
+    parallel. Of a model of norm 0, where it isn't defined, all are 0.
     """
 
     def dot(a, b):
@@ -117,15 +111,7 @@ def squared_cosine(f: PyTree, p: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTre
         return jax.tree.reduce(jnp.add, parts)
 
     fp, ff, pp = dot(f, p), dot(f, f), dot(p, p)
-    ff, pp = jnp.where(ff > 0, ff, 1), jnp.where(pp > 0, pp, 1)
-    slope = 2 * fp / ff / pp
-
-    def gradient(of, other, norm):
-        return jax.tree.map(
-            lambda x, y: (slope * (y - fp / norm * x)).astype(x.dtype), of, other
-        )
-
-    return fp / ff * (fp / pp), (gradient(f, p, ff), gradient(p, f, pp))
+    return fp / jnp.where(ff > 0, ff, 1) * (fp / jnp.where(pp > 0, pp, 1))
 
 
 def _mixing(config: Config, params: PyTree, key: Key) -> PyTree:
@@ -133,10 +119,9 @@ def _mixing(config: Config, params: PyTree, key: Key) -> PyTree:
     if config.mixing == "model":
         return jax.random.uniform(key)
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
-    layers = [path[:-1] for path, _ in paths]
-    order = list(dict.fromkeys(layers))
-    draws = jax.random.uniform(key, (len(order),))
-    return jax.tree.unflatten(tree, [draws[order.index(layer)] for layer in layers])
+    layers = [name_of(path).rpartition("/")[0] for path, _ in paths]
+    layers, of = np.unique(layers, return_inverse=True)
+    return jax.tree.unflatten(tree, jax.random.uniform(key, layers.shape)[of])
 
 
 def client_program(
@@ -163,22 +148,18 @@ def client_program(
             return loss_fn(with_trained(params, mixture), batch, key)
 
         nu = jnp.where(begun, config.nu, 0)
-        _, angle = squared_cosine(both["federated"], both["personal"])
+        angle = jax.grad(lambda m: squared_cosine(m["federated"], m["personal"]))(both)
+        force = jax.tree.map(lambda slope: nu * slope, angle)
         pull = proximal_gradient(config.mu, both["federated"], received)
-        force = jax.tree.map(lambda p, a: p + nu * a, pull, angle[0])
-        correction = {
-            "federated": force,
-            "personal": jax.tree.map(lambda a: nu * a, angle[1]),
-        }
-        scale = {"federated": 1, "personal": begun}
+        force["federated"] = jax.tree.map(jnp.add, pull, force["federated"])
         return sgd_step(
             loss,
             optimizer,
             carry,
             batch,
             turn.key,
-            correction,
-            scale,
+            correction=force,
+            scale={"federated": 1, "personal": begun},
             round=turn.round,
         )
 
@@ -245,8 +226,8 @@ def make(
         config,
         client_program(config, loss_fn, optimizer),
         keep=keep,
-        own_model=lambda params, own: own,
         draw=init,
+        begins=config.warm_up,
         # The personal model before and after, the mixture and its gradient.
         client_bytes=lambda params: (
             4 * num_bytes(params) + 2 * init_bytes(optimizer)(params)
@@ -255,10 +236,4 @@ def make(
         transform=transform,
         reduce=reduce or mean("examples"),
     )
-
-    def own_models(state, row):
-        kept = row[0]
-        own = select(kept.took_part, kept.own, state.params)
-        return Mixtures(state.params, own, config.lambdas)
-
-    return dataclasses.replace(algorithm, own_models=own_models)
+    return with_mixtures(algorithm, config.lambdas)

@@ -51,6 +51,15 @@ def resized(x: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(resize(x))
 
 
+def some(data: Dataset, num_train: int, num_test: int) -> Dataset:
+    """Random examples of both splits, at most so many and always the same."""
+    rng, splits = np.random.default_rng(0), []
+    for split, most in ((data.train, num_train), (data.test, num_test)):
+        rows = rng.permutation(len(split["y"]))[:most]
+        splits.append({name: x[rows] for name, x in split.items()})
+    return Dataset(*splits)
+
+
 def mapped(data: Dataset, function: Callable[[np.ndarray], np.ndarray]) -> Dataset:
     """The same examples with a function of all their images in the place of these."""
     splits = {k: {**v, "x": function(v["x"])} for k, v in data.splits.items()}

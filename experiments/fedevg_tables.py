@@ -44,7 +44,12 @@ from fedjax_core.experiments.report import (
     tabulate,
     write_page,
 )
-from fedjax_core.generated import Classifier, frechet_distance, membership_auroc
+from fedjax_core.generated import (
+    Classifier,
+    drawn,
+    frechet_distance,
+    membership_auroc,
+)
 from fedjax_core.models import layers, residual
 from fedjax_core.result import spread
 from fedjax_core.study_report import (
@@ -259,21 +264,9 @@ def load(experiment: Experiment, name: str) -> tuple[Dataset, int]:
     elif name == "pneumonia":
         whole, classes = medmnist.load(path / "pneumoniamnist", "pneumoniamnist"), 2
     else:
-        whole = digits.load()
-        train, test = (
-            {**split, "x": split["x"].reshape(-1, 8, 8, 1)}
-            for split in (whole.train, whole.test)
-        )
-        whole = Dataset(train, test)
-    rng, parts = np.random.default_rng(0), []
-    for split, most in (
-        (whole.train, experiment.num_train),
-        (whole.test, experiment.num_test),
-    ):
-        rows = rng.permutation(len(split["y"]))[:most]
-        x = images.resized(split["x"][rows], experiment.size)
-        parts.append({"x": x, "y": split["y"][rows]})
-    return Dataset(*parts), classes
+        whole = images.mapped(digits.load(), lambda x: x.reshape(-1, 8, 8, 1))
+    some = images.some(whole, experiment.num_train, experiment.num_test)
+    return images.mapped(some, lambda x: images.resized(x, experiment.size)), classes
 
 
 class Small(nn.Module):
@@ -333,10 +326,14 @@ def methods(
     of_gan, of_vae = fedcgan.Config(**drawing), fedcvae.Config(**drawing)
     made = {
         "FedCGAN": Method(
-            fedcgan.make(of_gan, gan, local), gan.init, fedcgan.samples(of_gan, gan)
+            fedcgan.make(of_gan, gan, local),
+            gan.init,
+            drawn(of_gan, gan.generate, e.latent),
         ),
         "FedCVAE": Method(
-            fedcvae.make(of_vae, vae, local), vae.init, fedcvae.samples(of_vae, vae)
+            fedcvae.make(of_vae, vae, local),
+            vae.init,
+            drawn(of_vae, vae.decode, e.latent),
         ),
         "FedEvg": Method(
             fedevg.make(ours, local),
@@ -418,22 +415,24 @@ def run(
 def outcome(experiment: Experiment, cells: Sequence[Cell], which: str) -> study.Outcome:
     """A table, of "accuracy" or "frechet": printed numbers and their orders."""
     higher, metric = which == "accuracy", f"test_{which}"
-    printed, claims, rows = {}, [], []
-    for setting, found in by_setting(cells).items():
-        known = printed_of(setting, which)
-        for name, cell in found.items():
-            result = cell.result
-            if result is not None and not higher:
-                last = np.full((len(cell.frechet), len(result.evaluated)), np.nan)
-                last[:, -1] = cell.frechet
-                evaluations = result.evaluations | {metric: last}
-                result = dataclasses.replace(result, evaluations=evaluations)
-            rows.append(study.Row(name, setting, None, metric, result, cell.error))
-            if name in known:
-                printed[name, setting] = known[name]
-        order = sorted(known.keys() & found, key=lambda name: known[name])
-        pairs = itertools.combinations(order[::-1] if higher else order, 2)
-        claims += [(*pair, setting) for pair in pairs]
+    printed, rows = {}, []
+    for cell in cells:
+        result, where = cell.result, (cell.method, cell.setting)
+        if result is not None and not higher:
+            last = np.full((len(cell.frechet), len(result.evaluated)), np.nan)
+            last[:, -1] = cell.frechet
+            evaluations = result.evaluations | {metric: last}
+            result = dataclasses.replace(result, evaluations=evaluations)
+        rows.append(study.Row(*where, None, metric, result, cell.error))
+        known = printed_of(cell.setting, which)
+        if cell.method in known:
+            printed[where] = known[cell.method]
+    claims = [
+        (better, worse, setting)
+        for (better, setting), (worse, there) in itertools.permutations(printed, 2)
+        if setting == there
+        and (printed[better, setting] > printed[worse, setting]) == higher
+    ]
     design = study.Design(
         seeds=range(1, 1 + experiment.num_seeds),
         metric=which,
@@ -444,14 +443,6 @@ def outcome(experiment: Experiment, cells: Sequence[Cell], which: str) -> study.
     out = experiment.out / which
     out.mkdir(parents=True, exist_ok=True)
     return study.Outcome(design, out, rows, {})
-
-
-def by_setting(cells: Sequence[Cell]) -> dict[str, dict[str, Cell]]:
-    """Setting -> method -> cell."""
-    found: dict[str, dict[str, Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.setting, {})[cell.method] = cell
-    return found
 
 
 def best(found: study.Outcome) -> Table:
@@ -478,13 +469,11 @@ def best(found: study.Outcome) -> Table:
 
 def printed_of(setting: str, which: str) -> Mapping[str, float]:
     """Printed numbers of a setting by method; none where there are none."""
-    for data in DATA:
-        for k, (clients, alpha) in enumerate(CELLS):
-            if setting == name_of(data, clients, alpha):
-                source = ACCURACY if which == "accuracy" else FRECHET
-                scale = 100 if which == "accuracy" else 1
-                column = source.get(data, {})
-                return {name: values[k] / scale for name, values in column.items()}
+    source, scale = (ACCURACY, 100) if which == "accuracy" else (FRECHET, 1)
+    for data, columns in source.items():
+        for k, cell in enumerate(CELLS):
+            if setting == name_of(data, *cell):
+                return {name: values[k] / scale for name, values in columns.items()}
     return {}
 
 

@@ -1,5 +1,6 @@
 """Figures 2.4 and 2.5 of Hahn's dissertation: valleys of the loss, all mixtures."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from fedjax_core import FederatedData, Model, simulate, study
+from fedjax_core import simulate, study
 from fedjax_core.algorithms.superfed import LAMBDAS
 from fedjax_core.experiments.report import band, claims_table, panels, save
 from fedjax_core.experiments.superfed_printed import OURS
 from fedjax_core.landscape import barrier, dip, landscape, plane, width
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table
+from fedjax_core.types import Params
 
 
 def profiles(experiment: Any, outcome: study.Outcome, console: Console) -> list[Table]:
@@ -57,55 +59,44 @@ def profiles(experiment: Any, outcome: study.Outcome, console: Console) -> list[
     return found
 
 
-def _around(
-    experiment: Any, data: FederatedData, model: Model, params: Any, radius: float
-) -> tuple[np.ndarray, float, float]:
-    """The loss on a plane, its reach and the area of a cell.
-
-    The plane goes through the server's model and those that two clients would train
-    it to, who hold the most examples.
-    """
-    largest = np.argsort(-data.train.sizes)[:2]
+def _trained_by(
+    experiment: Any, setting: study.Setting
+) -> Callable[[Params], list[Params]]:
+    """Where the two clients that hold the most examples would train a model to."""
+    data, loss = setting.data.train, setting.model.loss
 
     @jax.jit
-    def trained(params, batch):
-        def loss(p):
-            return model.loss(p, batch, jax.random.key(0)).mean()
+    def descend(params, batch):
+        def down(_, p):
+            slope = jax.grad(lambda p: loss(p, batch, jax.random.key(0)).mean())(p)
+            return jax.tree.map(lambda w, g: w - experiment.client_lr * g, p, slope)
 
-        return jax.lax.fori_loop(
-            0,
-            20,
-            lambda _, p: jax.tree.map(
-                lambda w, g: w - experiment.client_lr * g, p, jax.grad(loss)(p)
-            ),
-            params,
-        )
+        return jax.lax.fori_loop(0, 20, down, params)
 
-    corners = [trained(params, data.train.client(int(i))) for i in largest]
-    over = plane(params, *corners)
-    reach = radius or 3 * float(np.abs(over.corners).max())
-    side = np.linspace(-reach, reach, experiment.points)
-    assert data.test is not None
-    batch = {k: jnp.asarray(v) for k, v in data.test.examples.items()}
-
-    def loss(p):
-        return model.loss(p, batch, jax.random.key(0)).mean()
-
-    values = landscape(over, loss, side, side)
-    return values, reach, (side[1] - side[0]) ** 2
+    largest = [data.client(int(i)) for i in np.argsort(-data.sizes)[:2]]
+    return lambda params: [descend(params, batch) for batch in largest]
 
 
 def landscapes(
     experiment: Any,
     outcome: study.Outcome,
-    data: FederatedData,
-    model: Model,
+    setting: study.Setting,
     console: Console,
     within: float = 0.1,
 ) -> list[Table]:
-    """Figure 2.4: the test loss around the server's models, and how wide the valley."""
+    """Figure 2.4: the test loss around the server's models, and how wide the valley.
+
+    On planes through a model and those that two clients would train it to.
+    """
     e, widths, drawn = experiment, {}, {}
-    radius = 0.0
+    data, model = setting.data, setting.model
+    assert data.test is not None
+    batch = {k: jnp.asarray(v) for k, v in data.test.examples.items()}
+    corners_of, radius = _trained_by(e, setting), 0.0
+
+    def loss(params):
+        return model.loss(params, batch, jax.random.key(0)).mean()
+
     for name in ("FedAvg", *OURS):
         row = next((r for r in outcome.rows if r.method == name and r.result), None)
         if row is None:
@@ -127,20 +118,26 @@ def landscapes(
         )
         for s in range(e.num_seeds):
             params = jax.tree.map(lambda x: x[s], result.params)  # noqa: B023
-            values, radius, cell = _around(e, data, model, params, radius)
-            widths.setdefault(name, []).append(width(values, cell, within))
+            over = plane(params, *corners_of(params))
+            # As far for all methods.
+            radius = radius or 3 * float(np.abs(over.corners).max())
+            side = np.linspace(-radius, radius, e.points)
+            values, cell = landscape(over, loss, side, side), side[1] - side[0]
+            widths.setdefault(name, []).append(width(values, cell**2, within))
             drawn.setdefault(name, values)
+    if not drawn:
+        return []
     figure, axes = panels(3 * len(drawn), 3, 1, len(drawn), squeeze=False)
     top = max(np.quantile(values, 0.8) for values in drawn.values())
-    for cell, (name, values) in zip(axes[0], drawn.items(), strict=True):
-        cell.contourf(np.minimum(values, top), 20, extent=[-radius, radius] * 2)
-        cell.set_title(name, size=9)
-    setting = outcome.rows[0].setting
-    save(figure, e.out / f"figure 2.4 {setting}.png", console)
+    for place, (name, values) in zip(axes[0], drawn.items(), strict=True):
+        place.contourf(np.minimum(values, top), 20, extent=[-radius, radius] * 2)
+        place.set_title(name, size=9)
+    where = outcome.rows[0].setting
+    save(figure, e.out / f"figure 2.4 {where}.png", console)
     rows = [(name, spread(np.array(w), ".3g")) for name, w in widths.items()]
     found = [
         Table(
-            f"Figure 2.4: {setting}, area where the loss is at most {within:g} above "
+            f"Figure 2.4: {where}, area where the loss is at most {within:g} above "
             f"its least",
             ("model of the server", "area"),
             rows,
@@ -148,7 +145,7 @@ def landscapes(
     ]
     pairs = [("SuPerFed-LM", "SuPerFed-MM"), ("SuPerFed-MM", "FedAvg")]
     wider = [
-        (f"{a} is wider than {b}", setting, np.subtract(widths[a], widths[b]))
+        (f"{a} is wider than {b}", where, np.subtract(widths[a], widths[b]))
         for a, b in pairs
         if {a, b} <= widths.keys()
     ]

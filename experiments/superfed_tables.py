@@ -10,9 +10,10 @@ Needs files, see --path.
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +70,7 @@ from fedjax_core.experiments.superfed_printed import (
     printed_of,
 )
 from fedjax_core.local import by_round
-from fedjax_core.personal import Mixtures, best_lambda
-from fedjax_core.reduce import select
+from fedjax_core.personal import best_lambda, with_mixtures
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, tables, text_of, write
 from fedjax_core.types import LossFn
@@ -90,11 +90,12 @@ they are with plain SGD, and pFedMe's own step, towards its solver's end, has no
 these. SuPerFed's rows use the one lambda that is best for all clients together on
 validation data. "best on test" is the text's convention: the best of eleven in
 hindsight, on the data it is reported for; its lead over the others is in part that
-choice. Means are over clients, deviations "over clients" are the text's, those after
-the sign ± are over seeds. Labels of test examples are clean, as in the text; its code
-tests on wrong ones. Errors of calibration are over all of a client's test examples; the
-text's level is that of batches of ten, in which a perfectly calibrated model has an ECE
-of 0.29 and an MCE of 0.63, and "per batch" shows ours so.
+choice. Orders that the text's own numbers contradict are not claimed. Means are over
+clients, deviations "over clients" are the text's, those after the sign ± are over
+seeds. Labels of test examples are clean, as in the text; its code tests on wrong ones.
+Errors of calibration are over all of a client's test examples; the text's level is that
+of batches of ten, in which a perfectly calibrated model has an ECE of 0.29 and an MCE
+of 0.63, and "per batch" shows ours so.
 """
 
 
@@ -242,13 +243,6 @@ PRESETS = {
 }
 
 
-class Problem(NamedTuple):
-    """A population, and what is trained on it."""
-
-    data: FederatedData
-    model: Model
-
-
 @functools.cache
 def pooled(experiment: Experiment, name: str) -> Dataset:
     """Random examples of a data set, which stay the same whatever the seed of a run."""
@@ -258,12 +252,8 @@ def pooled(experiment: Experiment, name: str) -> Dataset:
         whole = mnist.load(experiment.path / "mnist_by_writer")
     else:
         whole = cifar.load_cifar10(experiment.path / "cifar10_subset", complete=False)
-    rng, parts = np.random.default_rng(0), []
-    counts = experiment.num_train, experiment.num_test
-    for split, count in zip((whole.train, whole.test), counts, strict=True):
-        rows = rng.permutation(len(split["y"]))[:count]
-        parts.append({k: v[rows] for k, v in split.items()})
-    return images.mapped(Dataset(*parts), lambda x: _shape(experiment, name, x))
+    some = images.some(whole, experiment.num_train, experiment.num_test)
+    return images.mapped(some, lambda x: _shape(experiment, name, x))
 
 
 def _shape(experiment: Experiment, name: str, x: np.ndarray) -> np.ndarray:
@@ -279,32 +269,33 @@ def _shape(experiment: Experiment, name: str, x: np.ndarray) -> np.ndarray:
 
 def problem(
     experiment: Experiment, data: FederatedData, calibration: bool = False
-) -> Problem:
+) -> study.Setting:
     """With a fifth of the clients' examples to choose a lambda on."""
+    e = experiment
     if "validation" not in data.splits:
         data = split_examples(data, test_fraction=0, validation_fraction=0.2)
     shape = data.train.examples["x"].shape[1:]
     if len(shape) > 1:
         module = models.CNN(10, ((32,), (64,)), (512,), (5, 5), "SAME")
     else:
-        module = models.MLP(10, experiment.hidden)
+        module = models.MLP(10, e.hidden)
     task = models.classes(top=5, calibration=calibration, per_batch=calibration)
     example = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return Problem(data, models.from_linen(module, example, task))
+    return study.Setting(
+        data=data,
+        model=models.from_linen(module, example, task),
+        rounds=e.rounds,
+        options={"cohort_size": e.cohort_size},
+    )
 
 
-def sources(experiment: Experiment) -> tuple[str, ...]:
-    """Names of the data sets."""
-    return ("digits",) if experiment.data == "digits" else ("mnist", "cifar10")
-
-
-def populations(experiment: Experiment) -> dict[str, dict[str, Problem]]:
+def populations(experiment: Experiment) -> dict[str, dict[str, study.Setting]]:
     """The clients of every part that is run, by setting."""
     e, found = experiment, {}
-    names = sources(e)
+    names = ("digits",) if e.data == "digits" else ("mnist", "cifar10")
     last = names[-1]
 
-    def shards(name: str, count: int) -> Problem:
+    def shards(name: str, count: int) -> study.Setting:
         return problem(e, partition.pathological(pooled(e, name), count))
 
     if {"table 2.3", "figure 2.4", "figure 2.5"} & {*e.parts}:
@@ -362,13 +353,7 @@ def _noisy(experiment: Experiment, name: str, kind: str, rate: float) -> Federat
 def _mixed_apfl(experiment: Experiment, config: Any, loss_fn: LossFn) -> Algorithm:
     """APFL with its own part at all mixtures, its personal model among them."""
     made = apfl.make(config, loss_fn, client_optimizer=_optimizer(experiment))
-
-    def own_models(state, row):
-        kept = row[0]
-        own = select(kept.took_part, kept.own["v"], state.params)
-        return Mixtures(state.params, own, (*LAMBDAS, config.alpha))
-
-    return dataclasses.replace(made, own_models=own_models)
+    return with_mixtures(made, (*LAMBDAS, config.alpha), lambda own: own["v"])
 
 
 @functools.cache
@@ -470,22 +455,14 @@ def grid_point(name: str, mu: float, nu: float) -> str:
 
 
 def make_studies(
-    experiment: Experiment, found: Mapping[str, Mapping[str, Problem]]
+    experiment: Experiment, found: Mapping[str, Mapping[str, study.Setting]]
 ) -> dict[tuple[str, str], study.Study]:
     """A study for each setting of each part; models differ by data set."""
-    e = experiment
     return {
         (part, setting): study.Study(
-            methods=rows_of(e, part, this.model),
-            settings={
-                setting: study.Setting(
-                    data=this.data,
-                    model=this.model,
-                    rounds=e.rounds,
-                    options={"cohort_size": e.cohort_size},
-                )
-            },
-            seeds=range(e.num_seeds),
+            methods=rows_of(experiment, part, this.model),
+            settings={setting: this},
+            seeds=range(experiment.num_seeds),
             eval_splits=("validation", "test"),
         )
         for part, by_setting in found.items()
@@ -499,32 +476,35 @@ Found = Mapping[tuple[str, str], Result]
 """(method, setting) -> result, of the model that stands in tables."""
 
 
-def choices(row: study.Row) -> dict[str, np.ndarray]:
-    """Lambdas by seed, ``[S]``: SuPerFed's in two ways, of others none."""
+def chosen(row: study.Row, metric: str) -> dict[str, list[str]]:
+    """Which model stands in tables, by seed, as "personal_0.3_"; SuPerFed's twice.
+
+    The shared lambda is that of the best mean of `metric`, on validation data and, as
+    the text has it, on test data.
+    """
     if row.result is None or row.error:
         return {}
     if row.metric != "test_personal_0.5_accuracy":
-        return {row.method: np.zeros(0)}
-    return {
-        row.method: best_lambda(row.result, LAMBDAS),
-        row.method + BEST: best_lambda(row.result, LAMBDAS, split="test"),
-    }
-
-
-def chosen(outcome: study.Outcome) -> dict[tuple[str, str], Result]:
-    """All that finished, as "test_accuracy" and so on; SuPerFed's by both choices."""
-    found = {}
-    for row in outcome.rows:
         model = row.metric.removeprefix("test_").removesuffix("accuracy")
-        for method, lambdas in choices(row).items():
-            assert row.result is not None
-            each = _names(lambdas) or [model] * len(row.result.seeds)
-            found[method, row.setting] = under(row.result, each)
-    return found
+        return {row.method: [model] * len(row.result.seeds)}
+    return {
+        row.method + end: _names(best_lambda(row.result, LAMBDAS, metric, split))
+        for end, split in (("", "validation"), (BEST, "test"))
+    }
 
 
 def _names(lambdas: np.ndarray) -> list[str]:
     return [f"personal_{lam:g}_" for lam in lambdas]
+
+
+def results_of(outcome: study.Outcome, metric: str) -> dict[tuple[str, str], Result]:
+    """All that finished, as "test_accuracy" and so on, of the model in tables."""
+    return {
+        (method, row.setting): under(row.result, each)
+        for row in outcome.rows
+        for method, each in chosen(row, metric).items()
+        if row.result is not None
+    }
 
 
 def under(result: Result, each: Sequence[str]) -> Result:
@@ -550,12 +530,10 @@ def table(
     experiment: Experiment, part: str, metric: str, found: Found
 ) -> study.Outcome:
     """A part of the text as a study's outcome, with its numbers and orderings."""
-    place, scale = 0, 100.0
-    if part == "table 2.6":
-        place = ("ece", "mce", "accuracy").index(metric)
-        scale = 100.0 if metric == "accuracy" else 1.0
+    place = ("ece", "mce", "accuracy").index(metric) if part == "table 2.6" else 0
+    higher = metric in ("accuracy", "top5")
     printed = {
-        cell: known[place] / scale
+        cell: known[place] / (100.0 if higher else 1.0)
         for cell in found
         if (known := printed_of(part, *cell))
     }
@@ -564,17 +542,30 @@ def table(
         (*pair, setting)
         for setting in settings
         for pair in orders(experiment, part, [m for m, s in found if s == setting])
+        if _is_printed(printed, *pair, setting, 1 if higher else -1)
     ]
-    where = experiment.out / (part if metric in ("accuracy", "top5") else metric)
+    where = experiment.out / (part if higher else metric)
     where.mkdir(parents=True, exist_ok=True)
     return outcome_of(
         dataclasses.replace(experiment, out=where),
         found,
         metric=metric,
-        higher_is_better=metric in ("accuracy", "top5"),
+        higher_is_better=higher,
         printed=printed,
         claims=claims,
     )
+
+
+def _is_printed(
+    printed: Mapping[tuple[str, str], float],
+    better: str,
+    worse: str,
+    setting: str,
+    sign: int,
+) -> bool:
+    """False where the text's own numbers are equal or the other way round."""
+    both = [printed.get((name, setting)) for name in (better, worse)]
+    return None in both or sign * both[0] > sign * both[1]  # pyright: ignore
 
 
 def orders(
@@ -603,7 +594,7 @@ def orders(
 
 def details(part: str, metric: str, outcome: study.Outcome, found: Found) -> Table:
     """Deviations over clients beside the text's, losses, and what lambda was taken."""
-    lambdas = {k: v for row in outcome.rows for k, v in choices(row).items()}
+    each = {k: v for row in outcome.rows for k, v in chosen(row, metric).items()}
     more = ("ece_per_batch", "mce_per_batch") if part == "table 2.6" else ()
     rows = []
     for (method, setting), result in found.items():
@@ -615,7 +606,7 @@ def details(part: str, metric: str, outcome: study.Outcome, found: Found) -> Tab
                 f"{deviation:.4f}",
                 f"{known[1] / 100:.4f}" if known and part != "table 2.6" else "",
                 *(spread(_last(result, name), ".3f") for name in ("loss", *more)),
-                " ".join(f"{x:g}" for x in lambdas[method]),
+                " ".join(re.findall(r"[\d.]+", " ".join(each[method]))),
             )
         )
     header = ("method", "over clients", "printed", "loss", *more, "lambda, by seed")
@@ -680,11 +671,11 @@ def main(experiment: Experiment) -> None:
         metric, more = METRIC.get(part, "accuracy"), []
         for setting, this in by_setting.items():
             outcome = study.run(studies[part, setting], e.out / part / setting)
-            here = chosen(outcome)
+            here = results_of(outcome, metric)
             found |= here
             more.append(details(part, metric, outcome, here))
             if part == "table 2.3" and "figure 2.4" in e.parts:
-                more += landscapes(e, outcome, *this, console)
+                more += landscapes(e, outcome, this, console)
             if part == "table 2.3" and "figure 2.5" in e.parts:
                 more += profiles(e, outcome, console)
             if part == "figure 2.3":

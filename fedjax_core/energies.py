@@ -72,6 +72,10 @@ class Chains:
         )  # fmt: skip
         check.one_of(("ddpm", "half"), schedule=self.schedule)
         check.one_of(("joint", "marginal"), kind=self.kind)
+        for name in ("within", "gradient_within"):
+            bounds = getattr(self, name)
+            if bounds is not None and not bounds[0] < bounds[1]:
+                raise ValueError(f"{name} must be (low, high), got {bounds}.")
 
 
 def energy(

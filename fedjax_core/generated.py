@@ -117,6 +117,7 @@ def learner(
     Of one seed it starts from the same parameters whatever it is given, and sees
     examples in the same order: what differs between its results is what was made.
     """
+    check.instance(Classifier, classifier=classifier)
 
     def learn(x: jax.Array, seed: jax.Array) -> Params:
         key = random.seed_key(seed)

@@ -14,6 +14,7 @@ References:
   NeurIPS 2018, appendix on visualisation.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -97,19 +98,20 @@ def landscape(
 
     Args:
       over: the plane.
-      loss: of a model, ``[]``.
+      loss: of a model, ``[]``; planes that share one share a program.
       x: ``[X]``.
       y: ``[Y]``.
     """
     points = jnp.stack(jnp.meshgrid(jnp.asarray(x), jnp.asarray(y)), -1).reshape(-1, 2)
-
-    @jax.jit
-    def values(origin, across, up, points):
-        there = Plane(origin, across, up, over.corners)
-        return lax.map(lambda p: loss(there.at(p[0], p[1])), points)
-
-    found = values(*over[:3], points)
+    found = _values(loss, over, points)
     return np.asarray(found).reshape(np.size(y), np.size(x))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _values(
+    loss: Callable[[Params], jax.Array], over: Plane, points: jax.Array
+) -> jax.Array:
+    return lax.map(lambda p: loss(over.at(p[0], p[1])), points)
 
 
 def width(values: ArrayLike, cell: float, within: float) -> float:

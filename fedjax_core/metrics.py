@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_core.arrays import wide
+
 
 class Mean(NamedTuple):
     """A mean kept as its numerator and denominator."""
@@ -335,11 +337,6 @@ class AUROC(NamedTuple):
         lower = jnp.cumsum(self.negatives, -1) - self.negatives / 2
         wins = (self.positives * lower).sum(-1)
         return Mean(wins, self.positives.sum(-1) * self.negatives.sum(-1)).value
-
-
-def wide(x: jax.Array) -> jax.Array:
-    """`x` as floats that sums are kept in, at least float32."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def value(metric: Any) -> jax.Array:

@@ -56,7 +56,9 @@ def split(params: Params, names: Sequence[str]) -> tuple[Params, Params]:
     Raises:
       ValueError: a name that no parameter has.
     """
-    paths = [_path(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained(params))]
+    paths = [
+        name_of(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained(params))
+    ]
     for name in names:
         if not any(_within(path, name) for path in paths):
             raise ValueError(
@@ -65,7 +67,7 @@ def split(params: Params, names: Sequence[str]) -> tuple[Params, Params]:
             )
 
     def named(path: Any, statistic: bool) -> bool:
-        path = _path(path)
+        path = name_of(path)
         # Flax files statistics under a collection: batch_stats/BatchNorm_0/mean.
         known_as = (path, path.partition("/")[2]) if statistic else (path,)
         return any(_within(path, name) for path in known_as for name in names)
@@ -83,7 +85,8 @@ def split(params: Params, names: Sequence[str]) -> tuple[Params, Params]:
     return part(False), part(True)
 
 
-def _path(path: Any) -> str:
+def name_of(path: Any) -> str:
+    """The path of a parameter as text, "Dense_0/kernel", of Flax and of NNX alike."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -150,6 +153,27 @@ class Mixtures(Mapping[str, Params]):
         return len(self.lambdas)
 
 
+def with_mixtures(
+    algorithm: Algorithm,
+    lambdas: Sequence[float],
+    own: Callable[[PyTree], Params] = lambda kept: kept,
+) -> Algorithm:
+    """A method of `averaging` whose clients evaluate all `Mixtures`.
+
+    Args:
+      algorithm: the method.
+      lambdas: which, in [0, 1].
+      own: what a client keeps -> the model at 1, by default what it keeps itself.
+    """
+
+    def own_models(state: Any, row: Any) -> Mixtures:
+        kept, _ = row
+        end = select(kept.took_part, own(kept.own), state.params)
+        return Mixtures(state.params, end, tuple(lambdas))
+
+    return dataclasses.replace(algorithm, own_models=own_models)
+
+
 def best_lambda(
     result: Result,
     lambdas: Sequence[float],
@@ -185,10 +209,10 @@ class State(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a client keeps; until it takes part it uses the server's model."""
+    """What a client keeps; until it has trained it, it uses the server's model."""
 
     own: PyTree
-    took_part: jax.Array  # [] bool
+    took_part: jax.Array  # [] bool, in a round that trains it
 
 
 def averaging(
@@ -197,9 +221,10 @@ def averaging(
     program: ClientProgram,
     *,
     keep: Callable[[Params], PyTree],
-    own_model: Callable[[Params, PyTree], Params],
+    own_model: Callable[[Params, PyTree], Params] = lambda params, own: own,
     client_bytes: Callable[[Params], int],
     draw: Callable[[Key], PyTree] | None = None,
+    begins: int = 0,
     split: Split = lambda params: (params, None),
     server_lr: float = 1.0,
     client_optimizer: optax.GradientTransformation | None = None,
@@ -218,6 +243,7 @@ def averaging(
         part, evaluated as "personal"; `params` are the server's.
       client_bytes: as in `Algorithm`, without the transform.
       draw: what a client has when it first takes part, in the place of `keep`'s.
+      begins: the first round that trains what clients keep.
       split: what of the model is shared, by default all of it.
       server_lr: step size along the mean delta.
       client_optimizer: what `program` was given in the place of plain SGD, if anything.
@@ -239,7 +265,7 @@ def averaging(
 
     def finish(received, carry, row, turn):
         update, own, metrics = program.finish(received, carry, row.own, turn)
-        return update, Row(own, jnp.bool_(True)), metrics
+        return update, Row(own, row.took_part | (turn.round >= begins)), metrics
 
     client = with_transform(program._replace(init=start, finish=finish), transform)
 

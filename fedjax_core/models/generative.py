@@ -41,11 +41,11 @@ class ConditionalGAN(NamedTuple):
     """A generator and a discriminator that also classifies.
 
     Attributes:
-      init: ``key -> {"generator", "discriminator"}``.
+      init: ``key -> {"generator", "discriminator"}``, the params of both.
       latent: length of z.
-      generate: ``(generator, z [B, latent], y [B]) -> x [B, ...]``.
-      judge: ``(discriminator, x) -> ([B], [B, K])``, the logit of being real, and those
-        of classes; rows don't mix.
+      generate: ``(params, z [B, latent], y [B]) -> x [B, ...]``, by the generator.
+      judge: ``(params, x) -> ([B], [B, K])``, by the discriminator: the logit of being
+        real, and those of classes; rows don't mix.
     """
 
     init: Callable[[Key], Params]
@@ -155,12 +155,8 @@ def conditional_gan(
             "discriminator": judge.init(second, x)["params"],
         }
 
-    return ConditionalGAN(
-        init,
-        latent,
-        lambda params, z, y: draw.apply({"params": params}, z, y),  # type: ignore[arg-type]
-        lambda params, x: judge.apply({"params": params}, x),  # type: ignore[arg-type]
-    )
+    generate, judged = _part(draw, "generator"), _part(judge, "discriminator")
+    return ConditionalGAN(init, latent, generate, judged)
 
 
 def conditional_vae(
@@ -180,11 +176,13 @@ def conditional_vae(
         }
 
     return ConditionalVAE(
-        init,
-        latent,
-        lambda params, x, y: encode.apply({"params": params["encoder"]}, x, y),  # type: ignore[arg-type]
-        lambda params, z, y: draw.apply({"params": params["decoder"]}, z, y),  # type: ignore[arg-type]
+        init, latent, _part(encode, "encoder"), _part(draw, "decoder")
     )
+
+
+def _part(module: nn.Module, name: str) -> Callable[..., Any]:
+    """A network as a function of the params that hold its own under a name."""
+    return lambda params, *inputs: module.apply({"params": params[name]}, *inputs)
 
 
 def _example(image: Sequence[int], latent: int) -> tuple[jax.Array, ...]:

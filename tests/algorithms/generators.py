@@ -36,10 +36,14 @@ def linear_gan() -> models.ConditionalGAN:
             "discriminator": _normal(second, source=(D,), kind=(D, K)),
         }
 
+    def generate(params, z, y):
+        return _made(params["generator"], z, y)
+
     def judge(params, x):
+        params = params["discriminator"]
         return x @ params["source"], x @ params["kind"]
 
-    return models.ConditionalGAN(init, LATENT, _made, judge)
+    return models.ConditionalGAN(init, LATENT, generate, judge)
 
 
 def linear_vae() -> models.ConditionalVAE:

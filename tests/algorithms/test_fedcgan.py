@@ -11,7 +11,7 @@ from tests.algorithms.softmax_rounds import KEY as ROUND_KEY
 
 from fedjax_core import LocalWork, models
 from fedjax_core.algorithms import fedcgan
-from fedjax_core.generated import fit_seed
+from fedjax_core.generated import drawn, fit_seed
 
 GAN, KEY = linear_gan(), jax.random.key(4)
 PARAMS = GAN.init(KEY)
@@ -73,7 +73,7 @@ def test_both_networks_are_averaged_and_samples_are_drawn_by_class():
     size = sum(x.size for x in jax.tree.leaves(PARAMS))
     ((state, metrics, _),) = rounds(algorithm, COHORTS[:1], params=PARAMS)
     assert metrics["uplink_bytes"] == 4 * size * len(COHORTS[0])
-    draw = fedcgan.samples(CONFIG, GAN)
+    draw = drawn(CONFIG, GAN.generate, LATENT)
     x = draw(state.params)
     assert x.shape == (K * 2, 3)
     # The generator is linear: with the same noise, classes differ by their vectors.

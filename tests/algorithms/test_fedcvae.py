@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.algorithms.generators import SOFTMAX, K, linear_vae
+from tests.algorithms.generators import LATENT, SOFTMAX, K, linear_vae
 from tests.algorithms.softmax_rounds import COHORTS, EXAMPLES, rounds
 
 from fedjax_core import LocalWork
 from fedjax_core.algorithms import fedcvae
+from fedjax_core.generated import drawn
 
 VAE, KEY = linear_vae(), jax.random.key(4)
 PARAMS = VAE.init(KEY)
@@ -63,7 +64,7 @@ def test_both_networks_are_averaged_and_samples_are_drawn_by_class():
     size = sum(x.size for x in jax.tree.leaves(PARAMS))
     ((state, metrics, _),) = rounds(algorithm, COHORTS[:1], params=PARAMS)
     assert metrics["uplink_bytes"] == 4 * size * len(COHORTS[0])
-    draw = fedcvae.samples(CONFIG, VAE)
+    draw = drawn(CONFIG, VAE.decode, LATENT)
     still = {**state.params, "z": jnp.zeros_like(state.params["z"])}
     np.testing.assert_allclose(draw(still), state.params["y"].repeat(2, 0))
     learnt = jax.jit(algorithm.model)(state)

@@ -171,5 +171,7 @@ def test_step_sizes_have_the_ends_and_the_shape_of_both_readings():
 def test_impossible_chains_are_refused():
     with pytest.raises(ValueError, match="last_step must be >= 0 and finite, got -1"):
         Chains(last_step=-1.0)
+    with pytest.raises(ValueError, match=r"within must be \(low, high\), got \(1, 0"):
+        Chains(within=(1, 0))
     with pytest.raises(ValueError, match="schedule must be one of 'ddpm', 'half', got"):
         Chains(schedule="cosine")  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_the_shared_lambda_and_the_spreads_are_those_of_the_clients():
     grid = dict.fromkeys(tables.LAMBDAS, (0.5, 0.5))
     grid |= {0.3: (0.9, 0.7), 0.7: (0.6, 0.8)}
     run = outcome({"SuPerFed-MM": grid})
-    found = tables.chosen(run)
+    found = tables.results_of(run, "accuracy")
     assert list(found) == [("SuPerFed-MM", "here"), (f"SuPerFed-MM{BEST}", "here")]
     for result in found.values():
         np.testing.assert_allclose(result.series("test_accuracy")[1], [[0.8], [0.8]])
@@ -140,6 +140,25 @@ def test_orders_are_held_or_not_by_the_seeds(tmp_path):
     *_, said = study_report.tables(outcome)
     assert len(said.rows) == 2
     assert {row[-1] for row in said.rows} == {"held"}
+
+
+def test_orders_that_the_text_s_numbers_contradict_are_not_claimed(tmp_path):
+    e = dataclasses.replace(SMOKE, out=tmp_path)
+
+    def claims(part, setting, metric):
+        found = results(dict.fromkeys(NAMES, (0.5, 0.3)), setting)
+        return tables.table(e, part, metric, found).study.claims
+
+    everything = {(m, o) for m in NAMES[-2:] for o in NAMES[:-2]}
+    for part, setting, metric, but in (
+        ("table 2.3", "mnist, 500 clients", "accuracy", {("LM", "APFL")}),
+        ("table 2.4", "alpha 1", "top5", {("MM", "APFL")}),
+        ("table 2.5", "writers", "accuracy", {("LM", "APFL")}),
+        ("table 2.6", "mnist, pair 0.1", "ece", {("MM", "SCAFFOLD")}),  # equal
+        ("table 2.6", "mnist, symmetric 0.2", "accuracy", {("LM", "SCAFFOLD")}),
+    ):
+        left = everything - {(f"SuPerFed-{a}", b) for a, b in but}
+        assert {c[:2] for c in claims(part, setting, metric)} == left
 
 
 def test_falls_over_alpha_are_compared():
