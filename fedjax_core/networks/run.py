@@ -12,11 +12,13 @@ import functools
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from fedjax_core import check, random
@@ -111,7 +113,8 @@ def run(
       ValueError, TypeError: an argument is out of range, or a step reports something
         else than scalars.
       RunDirError: `run_dir` holds another run, or a longer one.
-      NonFiniteUpdateError: the state is not finite after a round; says which.
+      NonFiniteUpdateError: the state is not finite at the end of a chunk of rounds;
+        says after which of them it was not for the first time.
     """
     check.instance(System, system=system)
     check.one_of(("auto", "map", "vmap"), seeds_axis=seeds_axis)
@@ -146,8 +149,8 @@ def run(
 class _Steps:
     """A system as a `Machine` that `drive` drives.
 
-    One program runs a block of seeds: each of them, one after the other, so that it
-    has the bits of a run of its own; or all, side by side.
+    One program runs a block of seeds: each of them by itself, so that it has the bits
+    of a run of its own, and as many at a time as there are cores; or all, side by side.
     """
 
     execution = None
@@ -161,8 +164,8 @@ class _Steps:
             return system.init(world, random.stream(key, "init"))
 
         self._worlds = self._drawn()
-        start = jax.jit(self._by_seed(init))
-        self._states = list(map(start, self._worlds, self._keys))
+        start = _compiled(self._by_seed(init), self._worlds[0], self._keys[0])
+        self._states = _of_blocks(start, self._worlds, self._keys)
         self._evaluate = jax.jit(self._by_seed(system.evaluate))
 
     def _drawn(self) -> list[PyTree]:
@@ -174,7 +177,8 @@ class _Steps:
         def draw(key):
             return jax.tree.map(_array, world(random.stream(key, "world")))
 
-        return list(map(jax.jit(over_seeds(draw, self._width)), self._keys))
+        draw_block = _compiled(over_seeds(draw, self._width), self._keys[0])
+        return _of_blocks(draw_block, self._keys)
 
     def _by_seed(self, f: Callable) -> Callable:
         """``f(world, *args)`` for the seeds of a block, with args ``[seeds, ...]``."""
@@ -201,34 +205,44 @@ class _Steps:
     def advance(
         self, spans: Sequence[tuple[int, int]]
     ) -> Generator[tuple[dict[str, np.ndarray], None], None, None]:
-        def chunk(world, keys, states, first, count):
+        def chunk(world, keys, states, first, count, watched):
             def one(world, key, state):  # of one seed
                 def step(k, state):
                     t = first + k
                     key_of_round = random.round_key(key, t)
                     state, metrics = self._system.step(world, state, t, key_of_round)
                     _check_metrics(self._system.name, metrics)
-                    return state, metrics | {"finite_model": all_finite(state)}
+                    # To look at all of the state can take longer than the round.
+                    finite = lax.cond(
+                        watched | (k + 1 == count),
+                        lambda: all_finite(state),
+                        lambda: jnp.bool_(True),
+                    )
+                    return state, metrics | {"finite_model": finite}
 
                 # Room for the longest: a resumed run is the same program, to the bit.
                 return loop(step, state, count, _LONGEST)
 
             return self._by_seed(one)(world, keys, states)
 
-        compiled = chunk
+        start = time.perf_counter()
+        numbers = np.int32(0), np.int32(0), np.bool_(False)
+        args = self._worlds[0], self._keys[0], self._states[0], *numbers
+        compiled = _compiled(chunk, *args)
         if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            start = time.perf_counter()
-            args = self._worlds[0], self._keys[0], self._states[0], *np.zeros(2, "i4")
-            compiled = jax.jit(chunk).lower(*args).compile()
             self.compile_seconds += time.perf_counter() - start
             self.compilations += 1
+
+        def run(span, world, keys, states):
+            args = world, keys, states, *np.asarray(span, np.int32)
+            state, metrics = compiled(*args, np.bool_(False))
+            if np.asarray(metrics["finite_model"])[:, span[1] - 1].all():
+                return state, metrics
+            return compiled(*args, np.bool_(True))  # says after which round
+
         for first, count in spans:
-            done = [
-                compiled(world, keys, states, np.int32(first), np.int32(count))
-                for world, keys, states in zip(
-                    self._worlds, self._keys, self._states, strict=True
-                )
-            ]
+            this = functools.partial(run, (first, count))
+            done = _of_blocks(this, self._worlds, self._keys, self._states)
             self._states = [states for states, _ in done]
             yield (
                 {k: x.T[:count] for k, x in gathered([m for _, m in done]).items()},
@@ -241,6 +255,21 @@ class _Steps:
             {name: x for name, x in values.items() if x.ndim == 1},
             {name: x for name, x in values.items() if x.ndim > 1},
         )
+
+
+def _compiled(f: Callable, *args: PyTree) -> Callable:
+    """`f` for arguments like these."""
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return f
+    return jax.jit(f).lower(*args).compile()
+
+
+def _of_blocks(f: Callable, *parts: Sequence[PyTree]) -> list[PyTree]:
+    """`f`, compiled, of every block of seeds; several at a time, each on a core."""
+    if len(parts[0]) == 1:
+        return [f(*(part[0] for part in parts))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(f, *parts))
 
 
 def _array(x: ArrayLike) -> jax.Array:
