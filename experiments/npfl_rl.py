@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from fedjax_core.algorithms.networks import npfl
 from fedjax_core.datasets.networks import related_tasks
 from fedjax_core.experiments.report import (
     check_each,
+    claims_table,
     decibels,
     panels,
     save,
@@ -35,7 +37,7 @@ from fedjax_core.networks.graph import num_neighbours
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
 from fedjax_core.processes import is_first
-from fedjax_core.study_report import Table, sign_flip, text_of, verdict_of
+from fedjax_core.study_report import Table, text_of, verdict_of
 
 NFL, GREEDY = "NFL", "greedy"
 DPG, BATCH_DPG, SAC, BATCH_SAC = "DPG", "BRL-DPG", "SAC", "BRL-SAC"
@@ -243,28 +245,19 @@ def measure(
     return found
 
 
-class Clusters(NamedTuple):
+def clusters(experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
     """What is left of the network inside clusters, run by run.
 
-    Attributes:
-      parts: ``[S]``, connected ones, each of which learns a model of its own.
-      near: ``[S, n]``, whether a node has a neighbour in its cluster.
+    Returns:
+      How many connected parts, each of which learns a model of its own, ``[S]``; and
+      whether a node has a neighbour in its cluster, ``[S, n]``.
     """
-
-    parts: np.ndarray
-    near: np.ndarray
-
-
-def clusters(experiment: Experiment) -> Clusters:
-    """Draws them again."""
-    e, parts, near = experiment, [], []
+    e = experiment
     graph = builders.random_connected(e.num_nodes, e.mean_degree, e.seed)
-    for seed in seeds(e):
-        cluster = drawn(e)(random.stream(random.seed_key(seed), "world")).cluster
-        inside = labelled.inside(graph, cluster)
-        parts.append(spectrum.components(inside).max() + 1)
-        near.append(num_neighbours(inside) > 0)
-    return Clusters(np.array(parts), np.array(near))
+    draw = jax.jit(lambda key: drawn(e)(random.stream(key, "world")).cluster)
+    left = [labelled.inside(graph, draw(random.seed_key(seed))) for seed in seeds(e)]
+    parts = np.array([spectrum.components(x).max() + 1 for x in left])
+    return parts, np.stack([num_neighbours(x) > 0 for x in left])
 
 
 def level(result: Result, when: str = "end", metric: str = "deviation") -> np.ndarray:
@@ -314,14 +307,14 @@ class Claim(NamedTuple):
     """An ordering of the text.
 
     Attributes:
-      figure: where.
       text: what it says.
+      figure: where.
       gain: by how much it is so in every run, ``[S]``; in errors, roughness or tau.
       logarithmic: the same in dB, or None.
     """
 
-    figure: str
     text: str
+    figure: str
     gain: np.ndarray
     logarithmic: np.ndarray | None = None
 
@@ -337,13 +330,13 @@ def claims(
     def better(figure, first, second, when="end"):
         a, b = (level(found[name], when) for name in (first, second))
         text = f"{first} < {second}, {when}"
-        return Claim(figure, text, b - a, decibels(b) - decibels(a))
+        return Claim(text, figure, b - a, decibels(b) - decibels(a))
 
     def better_near(figure, first, second):
         nodes = (found[x].client_metrics["deviation_of_node"] for x in (first, second))
         a, b = ((near * x).sum(1, np.float64) / near.sum(1) for x in nodes)
         text = f"{first} < {second}, end, nodes with company"
-        return Claim(figure, text, b - a, decibels(b) - decibels(a))
+        return Claim(text, figure, b - a, decibels(b) - decibels(a))
 
     names = [fixed(tau) for tau in experiment.taus if tau >= 0.05]
     learned = [name for name in experiment.policies if name != GREEDY]
@@ -372,59 +365,48 @@ def smoother(found: Mapping[str, Result]) -> Claim:
         for name in (SAC, BATCH_SAC)
     }
     gain = roughness(late[SAC]) - roughness(late[BATCH_SAC])
-    return Claim("6.2", f"{BATCH_SAC} is smoother than {SAC}", gain)
+    return Claim(f"{BATCH_SAC} is smoother than {SAC}", "6.2", gain)
 
 
 def weights(found: Mapping[str, Result]) -> list[Claim]:
     """What the text says of the weights: of thirds of nodes by their rows."""
-    said = []
     paths = {name: found[name].train for name in (DPG, SAC)}
     bends = {
         name: np.mean([roughness(p[f"tau_{k}"]) for k in ("fewest", "most")], 0)
         for name, p in paths.items()
     }
-    said.append(Claim("6.3", "DPG has smoother tau than SAC", bends[SAC] - bends[DPG]))
+    said = [Claim("DPG has smoother tau than SAC", "6.3", bends[SAC] - bends[DPG])]
     for name, path in paths.items():
-        for rows, rises in (("few", True), ("some", True), ("many", False)):
+        early = max(1, path["tau"].shape[1] // 10 - 1)
+        for rows in ("few", "some", "many"):
             tau = np.asarray(path[f"tau_{rows}"], np.float64)
-            first = tau[:, : max(2, tau.shape[1] // 10)]
-            change = first[:, -1] - first[:, 0]
-            text = (
-                f"{name}: tau of {rows} rows {'rises' if rises else 'falls'} at first"
-            )
-            said.append(Claim("6.3", text, change if rises else -change))
-            if rises:
-                text = f"{name}: tau of {rows} rows falls afterwards"
-                said.append(Claim("6.3", text, tau[:, first.shape[1] - 1] - tau[:, -1]))
-        tau = np.asarray(path["tau_many"], np.float64)
-        text = f"{name}: tau of many rows ends below half of its first"
-        said.append(Claim("6.3", text, tau[:, 0] / 2 - tau[:, -1]))
+            first, soon, last = tau[:, 0], tau[:, early], tau[:, -1]
+            text, rise = f"{name}: tau of {rows} rows", soon - first
+            if rows == "many":
+                said.append(Claim(f"{text} falls at first", "6.3", -rise))
+            else:
+                said.append(Claim(f"{text} rises at first", "6.3", rise))
+                said.append(Claim(f"{text} falls afterwards", "6.3", soon - last))
+            if rows != "few":
+                ends = f"{text} ends below half of its first"
+                said.append(Claim(ends, "6.3", first / 2 - last))
         apart = path["tau_few"][:, -1] - path["tau_many"][:, -1]
-        said.append(Claim("6.3", f"{name}: tau of few rows > of many, end", apart))
+        said.append(Claim(f"{name}: tau of few rows > of many, end", "6.3", apart))
     return said
 
 
 def orderings(experiment: Experiment, said: Sequence[Claim]) -> Table:
     """The claims with their tests."""
-    rows = []
-    for claim in said:
-        dB = claim.logarithmic
-        rows.append(
-            (
-                claim.text,
-                claim.figure,
-                f"{claim.gain.mean():+.3g}",
-                f"{sign_flip(claim.gain):.3g}",
-                verdict_of(claim.gain),
-                "" if dB is None else f"{dB.mean():+.2f} dB, {verdict_of(dB)}",
-            )
-        )
     title = (
         "Orderings, < is less error: sign-flip permutation test, paired over "
         f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
     )
-    header = ("claim", "figure", "by", "p", "verdict", "the same of decibels")
-    return Table(title, header, rows)
+    tested = claims_table(title, [claim[:3] for claim in said])
+    rows = []
+    for row, (*_, dB) in zip(tested.rows, said, strict=True):
+        same = "" if dB is None else f"{dB.mean():+.2f} dB, {verdict_of(dB)}"
+        rows.append((*row, same))
+    return Table(title, (*tested.header, "the same of decibels"), rows)
 
 
 def overview(said: Mapping[str, Sequence[Claim]]) -> Table:
@@ -500,14 +482,14 @@ def main(experiment: Experiment) -> None:
         own = in_setting(e, setting)
         found = everything[setting] = measure(e, setting, console)
         differs = SETTINGS[setting][0] if setting in SETTINGS else "that of the text"
-        left = clusters(own)
+        parts_of_runs, near = clusters(own)
         parts.append(
             f"# Setting {setting}: {differs}\n\nThe {e.num_clusters} clusters are "
-            f"{left.parts.mean():.1f} connected parts in the mean, and each learns a "
-            f"model of its own. {(~left.near).mean():.0%} of the nodes have no "
+            f"{parts_of_runs.mean():.1f} connected parts in the mean, and each learns "
+            f"a model of its own. {(~near).mean():.0%} of the nodes have no "
             "neighbour in their cluster, the others have company.\n"
         )
-        said[setting] = claims(own, found, left.near)
+        said[setting] = claims(own, found, near)
         for table in (levels(own, found), orderings(own, said[setting])):
             console.print(tabulate(table.header, table.rows, title=table.title))
             parts.append(text_of(table))

@@ -350,9 +350,12 @@ def claims_table(
     for what, where, differences in claims:
         d = np.asarray(differences)
         known = len(d) and np.isfinite(d).all()
-        verdict = study_report.verdict_of(d) if known else "undecided"
-        rows.append((what, where, f"{d.mean():+.4f}" if known else "", verdict))
-    return study_report.Table(title, ("claim", "where", "by", "verdict"), rows)
+        seen = "", "", "undecided"
+        if known:
+            p, verdict = study_report.sign_flip(d), study_report.verdict_of(d)
+            seen = f"{d.mean():+.4f}", f"{p:.3g}", verdict
+        rows.append((what, where, *seen))
+    return study_report.Table(title, ("claim", "where", "by", "p", "verdict"), rows)
 
 
 def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:
