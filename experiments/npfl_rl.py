@@ -9,10 +9,9 @@ and many rows change. Says which printed orderings hold, in the setting of the t
 in others where its guesses differ.
 """
 
-import csv
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,19 +23,21 @@ from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import npfl
 from fedjax_core.datasets.networks import related_tasks
 from fedjax_core.experiments.report import (
+    alike,
+    band,
     check_each,
     claims_table,
     decibels,
     panels,
     save,
     tabulate,
+    write_csv,
     write_page,
 )
 from fedjax_core.networks import builders, labelled, policies, spectrum
 from fedjax_core.networks.graph import num_neighbours
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
-from fedjax_core.processes import is_first
 from fedjax_core.study_report import Table, text_of, verdict_of
 
 NFL, GREEDY = "NFL", "greedy"
@@ -277,11 +278,7 @@ def roughness(values: np.ndarray) -> np.ndarray:
 def levels(experiment: Experiment, found: Mapping[str, Result]) -> Table:
     """What every method reaches, beside the reference where it is of the same."""
     free = {"taus", "num_seeds", "seed", "settings", "out"}
-    comparable = all(
-        value == getattr(PRESETS["default"], key)
-        for key, value in vars(experiment).items()
-        if key not in free
-    )
+    comparable = alike(experiment, PRESETS["default"], free)
     rows = []
     for name, result in found.items():
         end = level(result)
@@ -401,7 +398,7 @@ def orderings(experiment: Experiment, said: Sequence[Claim]) -> Table:
         "Orderings, < is less error: sign-flip permutation test, paired over "
         f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
     )
-    tested = claims_table(title, [claim[:3] for claim in said])
+    tested = claims_table(title, [claim[:3] for claim in said], "+.3g")
     rows = []
     for row, (*_, dB) in zip(tested.rows, said, strict=True):
         same = "" if dB is None else f"{dB.mean():+.2f} dB, {verdict_of(dB)}"
@@ -435,8 +432,7 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             at, values = found[name].series("deviation")
             low, high = np.quantile(decibels(values), [0.1, 0.9], axis=0)
             middle = decibels(values.astype(np.float64).mean(0))
-            panel.plot(at, middle, color=color, label=name)
-            panel.fill_between(at, low, high, color=color, alpha=0.08, linewidth=0)
+            band(panel, at, middle, low, high, color, name, "-")
         panel.set(xlabel="round", ylabel="deviation, dB", title=title)
         panel.legend(frameon=False, fontsize=8)
     for panel, name in zip(below, (DPG, SAC), strict=True):
@@ -446,8 +442,8 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             tau = train[f"tau_{rows}"]
             at = np.arange(1, tau.shape[1] + 1)
             low, high = np.quantile(tau, [0.1, 0.9], axis=0)
-            panel.plot(at, tau.mean(0), color=color, label=f"a third with {rows} rows")
-            panel.fill_between(at, low, high, color=color, alpha=0.1, linewidth=0)
+            third = f"a third with {rows} rows"
+            band(panel, at, tau.mean(0), low, high, color, third, "-")
             own = train[f"tau_{one}"][0]
             panel.plot(at, own, ":", color=color, label=f"{one} rows, first run")
         panel.set(xlabel="round", ylabel="tau", title=f"6.3: {name}")
@@ -455,22 +451,20 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
     return figure
 
 
-def write_csv(everything: Mapping[str, Mapping[str, Result]], path: Path) -> None:
-    """A line for every run, in the first of several processes."""
-    if not is_first():
-        return
-    metrics = ("deviation", "printed_deviation", "test_mse")
-    weights = ("tau_few", "tau_some", "tau_many")
-    with path.open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(("setting", "method", "seed", "start", *metrics, *weights))
-        for setting, found in everything.items():
-            for name, result in found.items():
-                columns = [level(result, "start")]
-                columns += [level(result, metric=metric) for metric in metrics]
-                columns += [result.train[tau][:, -1] for tau in weights]
-                for seed, *values in zip(result.seeds, *columns, strict=True):
-                    lines.writerow((setting, name, seed, *map(float, values)))
+METRICS = "deviation", "printed_deviation", "test_mse"
+WEIGHTS = "tau_few", "tau_some", "tau_many"
+
+
+def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]]:
+    """The CSV file: a line for every run."""
+    yield "setting", "method", "seed", "start", *METRICS, *WEIGHTS
+    for setting, methods in found.items():
+        for name, result in methods.items():
+            columns = [level(result, "start")]
+            columns += [level(result, metric=metric) for metric in METRICS]
+            columns += [result.train[tau][:, -1] for tau in WEIGHTS]
+            for seed, *values in zip(result.seeds, *columns, strict=True):
+                yield setting, name, seed, *map(float, values)
 
 
 def main(experiment: Experiment) -> None:
@@ -500,6 +494,6 @@ def main(experiment: Experiment) -> None:
     console.print(tabulate(table.header, table.rows, title=table.title))
     title = "# How much to learn from other clusters"
     parts = [f"{title}\n\n{NOTES}", text_of(table), *parts]
-    write_csv(everything, e.out / "npfl_rl.csv")
+    write_csv(e.out / "npfl_rl.csv", lines(everything))
     console.print(NOTES, soft_wrap=True)
     write_page(parts, e.out / "npfl_rl.md", console)

@@ -8,7 +8,6 @@ which printed orderings hold. Figures of images need files on disk and are left 
 without, see --mnist and --organs.
 """
 
-import csv
 import dataclasses
 import functools
 import itertools
@@ -26,6 +25,7 @@ from fedjax_core.algorithms.networks import pgfl
 from fedjax_core.datasets import medmnist, mnist
 from fedjax_core.datasets.servers import class_pairs, related_lines
 from fedjax_core.experiments.report import (
+    alike,
     band,
     check_each,
     claims_table,
@@ -33,13 +33,13 @@ from fedjax_core.experiments.report import (
     panels,
     save,
     tabulate,
+    write_csv,
     write_page,
 )
 from fedjax_core.networks import builders, served
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
 from fedjax_core.privacy import DynamicBudget
-from fedjax_core.processes import is_first
 from fedjax_core.study_report import Table, text_of
 
 GFL, CLUSTER_FL, FALLING = "GFL", "ClusterFL", "tau = 0.4 x 0.98^n"
@@ -438,11 +438,7 @@ def levels(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Ta
     """Means and deviations over runs beside the reference where it is of the same."""
     free = {"taus", "firsts", "decays", "figures", "num_seeds", "seed"}
     free |= {"mnist", "organs", "out", "num_images"}
-    comparable = all(
-        value == getattr(PRESETS["default"], key)
-        for key, value in vars(experiment).items()
-        if key not in free
-    )
+    comparable = alike(experiment, PRESETS["default"], free)
     rows = []
     for method, result in found.items():
         known = REFERENCE.get(name, {}).get(method, {}) if comparable else {}
@@ -549,7 +545,7 @@ def orderings(
         "Orderings: sign-flip permutation test of dB or %, paired over "
         f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
     )
-    return claims_table(title, said)
+    return claims_table(title, said, "+.2f")
 
 
 def draw(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Any:
@@ -568,28 +564,22 @@ def draw(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Any:
             at, values = result.series(spec.metric)
             values = shown(name, values)
             low, high = np.quantile(values, [0.1, 0.9], axis=0)
-            axes.plot(at, values.mean(0), color=color, label=method)
-            axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+            band(axes, at, values.mean(0), low, high, color, method, "-")
         axes.set(xlabel="round")
         axes.legend(frameon=False, fontsize=8)
     axes.set(ylabel=unit, title=f"{name}: {spec.title}")
     return figure
 
 
-def write_csv(found: Mapping[str, Mapping[str, Result]], path: Path) -> None:
-    """A line for every run, in the first of several processes."""
-    if not is_first():
-        return
-    with path.open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(("figure", "method", "seed", "metric", "start", "end", "budget"))
-        for name, methods in found.items():
-            for method, result in methods.items():
-                ends = (level(name, result, when) for when in ("start", "end"))
-                most = result.client_metrics["budget_of_node"].max(1)
-                for seed, *own in zip(result.seeds, *ends, most, strict=True):
-                    metric = FIGURES[name].metric
-                    lines.writerow((name, method, seed, metric, *map(float, own)))
+def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]]:
+    """The CSV file: a line for every run."""
+    yield "figure", "method", "seed", "metric", "start", "end", "budget"
+    for name, methods in found.items():
+        for method, result in methods.items():
+            ends = (level(name, result, when) for when in ("start", "end"))
+            most = result.client_metrics["budget_of_node"].max(1)
+            for seed, *own in zip(result.seeds, *ends, most, strict=True):
+                yield name, method, seed, FIGURES[name].metric, *map(float, own)
 
 
 def main(experiment: Experiment) -> None:
@@ -613,6 +603,6 @@ def main(experiment: Experiment) -> None:
     title = "# Servers on a graph and clusters of clients"
     parts = [f"{title}\n\n{NOTES}", text_of(table), *parts]
     e.out.mkdir(parents=True, exist_ok=True)
-    write_csv(found, e.out / "pgfl.csv")
+    write_csv(e.out / "pgfl.csv", lines(found))
     console.print(NOTES, soft_wrap=True)
     write_page(parts, e.out / "pgfl.md", console)

@@ -1,5 +1,6 @@
 """What experiments have in common: runs towards a goal, studies, tables, figures."""
 
+import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -203,10 +204,17 @@ def panels(
 
 
 def band(
-    axes: Any, x: Any, middle: Any, low: Any, high: Any, color: str, label: str
+    axes: Any,
+    x: Any,
+    middle: Any,
+    low: Any,
+    high: Any,
+    color: str,
+    label: str,
+    line: str = "o-",
 ) -> None:
-    """A line with dots and a band around it."""
-    axes.plot(x, middle, "o-", color=color, label=label, markersize=4)
+    """A line, by default with dots, and a band around it."""
+    axes.plot(x, middle, line, color=color, label=label, markersize=4)
     axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
@@ -228,11 +236,27 @@ def write(figure: Any, path: Path, dpi: int = 150) -> None:
         figure.savefig(path, dpi=dpi)
 
 
+def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
+    """Writes a table with its header, in the first of several processes."""
+    if is_first():
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(lines)
+
+
 def write_page(parts: Sequence[str], path: Path, console: Console) -> None:
     """Writes a page of Markdown, in the first of several processes, and says where."""
     if is_first():
         path.write_text("\n".join(parts) + "\n", "utf-8")
     console.print(f"page: {path}", highlight=False)
+
+
+def alike(experiment: Any, other: Any, free: Iterable[str]) -> bool:
+    """Whether two experiments are the same, but for the fields that are `free`."""
+    return all(
+        value == getattr(other, name)
+        for name, value in vars(experiment).items()
+        if name not in free
+    )
 
 
 def of_participant(result: Result, name: str) -> np.ndarray:
@@ -337,7 +361,7 @@ def cheaper(
 
 
 def claims_table(
-    title: str, claims: Iterable[tuple[str, str, Any]]
+    title: str, claims: Iterable[tuple[str, str, Any]], form: str = "+.4f"
 ) -> study_report.Table:
     """Claims beyond those of a study.
 
@@ -345,17 +369,15 @@ def claims_table(
       title: of the table.
       claims: what, where, and ``[S]``, by seeds: how much of it there is, above 0 where
         it is true.
+      form: how the mean over seeds is written.
     """
     rows = []
     for what, where, differences in claims:
         d = np.asarray(differences)
         known = len(d) and np.isfinite(d).all()
-        seen = "", "", "undecided"
-        if known:
-            p, verdict = study_report.sign_flip(d), study_report.verdict_of(d)
-            seen = f"{d.mean():+.4f}", f"{p:.3g}", verdict
-        rows.append((what, where, *seen))
-    return study_report.Table(title, ("claim", "where", "by", "p", "verdict"), rows)
+        verdict = study_report.verdict_of(d) if known else "undecided"
+        rows.append((what, where, format(d.mean(), form) if known else "", verdict))
+    return study_report.Table(title, ("claim", "where", "by", "verdict"), rows)
 
 
 def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:

@@ -55,11 +55,11 @@ def test_orderings_are_of_decibels_and_percents_and_numbers_stand_beside():
         },
     }
     rows = pgfl.orderings(e, found).rows
-    assert rows[0][:3] == ("tau = 0.4 better than tau = 0, start", "5.3", "+3.0103")
+    assert rows[0][:3] == ("tau = 0.4 better than tau = 0, start", "5.3", "+3.01")
     assert [row[-1] for row in rows] == [
         *("held", "held", "held", "held", "undecided", "not held")
     ]
-    assert rows[-1][2] == "-10.0000"
+    assert rows[-1][2] == "-10.00"
     shown = pgfl.levels(e, "5.3", found["5.3"]).rows
     assert [row[2] for row in shown] == ["-7.0", "-7.4", "-7.7"]
     assert [row[4] for row in shown] == ["-16.3", "-9.1", "-16.4"]
