@@ -225,6 +225,7 @@ def related_tasks(
       ours.
     """
     check.positive_int(num_nodes=num_nodes, num_clusters=num_clusters)
+    check.positive_int(num_features=num_features)
     check.in_range(1, num_nodes, num_clusters=num_clusters)
     least, most = sizes
     check.in_range(1, most, least_size=least)

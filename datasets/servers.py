@@ -1,6 +1,6 @@
 r"""Clients of several servers, whose clusters learn tasks that are alike.
 
-- `related_lines`: linear models that are multiples of one, in few noisy rows.
+- `related_lines`: those of `networks.related_tasks`, in few noisy rows.
 - `class_pairs`: two groups of classes to tell apart, of images at hand.
 
 All that is random comes from the key, also under `jax.jit` and `jax.vmap`.
@@ -15,6 +15,7 @@ References:
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.datasets.networks import related_tasks
 from fedjax_core.networks.served import Clients
 from fedjax_core.types import Key
 
@@ -36,12 +38,7 @@ def related_lines(
     spread: float = 0.15,
     noise_std: float = 2.0,
 ) -> Clients:
-    r"""Draws clusters whose linear models are multiples of one.
-
-    .. math::
-
-      w_q = (1 + \gamma_q) w_0, \qquad \gamma_q \sim \mathcal{U}(-s, s), \qquad
-      w_0 \sim \mathcal{N}(0, I_d), \qquad x \sim \mathcal{N}(0, I_d)
+    """Draws `networks.related_tasks` for the clients of servers, one split of them.
 
     Args:
       key: of the draw.
@@ -50,23 +47,17 @@ def related_lines(
       num_clusters: Q.
       num_features: d.
       sizes: least and most rows of a client, >= 1, drawn uniformly.
-      spread: s >= 0.
+      spread: of the models, >= 0.
       noise_std: of labels, >= 0.
     """
-    check.positive_int(num_features=num_features)
-    check.non_negative(spread=spread, noise_std=noise_std)
-    base, apart, rows, *others = jax.random.split(key, 5)
-    server, cluster = _split(others[0], num_servers, clients, num_clusters)
-    w = jax.random.normal(base, (num_features,))
-    factor = jax.random.uniform(apart, (num_clusters,), minval=-spread, maxval=spread)
-    W = (1 + factor)[cluster][:, None] * w[None]
-    mask = _rows(rows, len(cluster), sizes)
-    # Labels' noise is a column of the same draw: every draw takes long to compile.
-    normal = jax.random.normal(others[1], (*mask.shape, num_features + 1))
-    X, noise = normal[..., :-1], normal[..., -1]
-    y = jnp.einsum("kmd,kd->km", X, W) + noise_std * noise
-    X, y = jnp.where(mask[..., None], X, 0), jnp.where(mask, y, 0)
-    return Clients(server, cluster, X, y, mask, truth=W)
+    check.non_negative(noise_std=noise_std)
+    server = _servers(num_servers, clients)
+    variance = noise_std**2, noise_std**2
+    tasks = related_tasks(
+        key, len(server), num_clusters, num_features, sizes, spread, variance
+    )
+    X, y, mask, truth = tasks.train
+    return Clients(server, tasks.cluster, X, y, mask, truth)
 
 
 def class_pairs(
@@ -99,12 +90,17 @@ def class_pairs(
     groups = np.asarray(tasks)
     if groups.ndim != 3 or groups.shape[1] != 2:
         raise ValueError(f"tasks must be pairs of groups of one size, got {tasks!r}.")
-    count = np.shape(train)[0]
-    if groups.min() < 0 or groups.max() >= count:
-        raise ValueError(f"tasks must have classes in 0..{count - 1}, got {tasks!r}.")
+    last = np.shape(train)[0] - 1
+    if groups.min() < 0 or groups.max() > last:
+        raise ValueError(f"tasks must have classes in 0..{last}, got {tasks!r}.")
     split, rows, which = jax.random.split(key, 3)
-    server, cluster = _split(split, num_servers, clients, len(groups))
-    mask = _rows(rows, len(cluster), sizes)
+    server = _servers(num_servers, clients)
+    cluster = jax.random.permutation(split, np.arange(len(server)) % len(groups))
+    least, most = sizes
+    check.positive_int(least_size=least, largest_size=most)
+    check.in_range(1, most, least_size=least)
+    count = jax.random.randint(rows, (len(server),), least, most + 1)
+    mask = jnp.arange(most)[None] < count[:, None]
     each = groups[0].size
     classes = jnp.asarray(groups.reshape(len(groups), each))
     shape = (*mask.shape, each)
@@ -122,26 +118,10 @@ def class_pairs(
     return Clients(server, cluster, X, y, jnp.repeat(mask, each, 1), test=exam)
 
 
-def _split(
-    key: Key, num_servers: int, clients: int, num_clusters: int
-) -> tuple[jax.Array, jax.Array]:
-    """The server and the cluster of every client."""
-    check.positive_int(
-        num_servers=num_servers, clients=clients, num_clusters=num_clusters
-    )
-    server = jnp.arange(num_servers * clients) // clients
-    # Places in a random order, by comparing all pairs: sorts take long to compile.
-    draw = jax.random.bits(key, server.shape)
-    return server, (draw[None] < draw[:, None]).sum(1) % num_clusters
-
-
-def _rows(key: Key, num_clients: int, sizes: tuple[int, int]) -> jax.Array:
-    """Which of the most rows every client has, ``[K, m]`` bool."""
-    least, most = sizes
-    check.positive_int(least_size=least, largest_size=most)
-    check.in_range(1, most, least_size=least)
-    count = jax.random.randint(key, (num_clients,), least, most + 1)
-    return jnp.arange(most)[None] < count[:, None]
+def _servers(num_servers: int, clients: int) -> Any:
+    """The server of every client, of NumPy, so that it is known in a program too."""
+    check.positive_int(num_servers=num_servers, clients=clients)
+    return np.arange(num_servers * clients) // clients
 
 
 def _unit(images: ArrayLike) -> jax.Array:

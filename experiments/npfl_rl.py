@@ -9,13 +9,13 @@ and many rows change. Says which printed orderings hold, in the setting of the t
 in others where its guesses differ.
 """
 
-import csv
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -23,19 +23,22 @@ from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import npfl
 from fedjax_core.datasets.networks import related_tasks
 from fedjax_core.experiments.report import (
+    alike,
+    band,
     check_each,
+    claims_table,
     decibels,
     panels,
     save,
     tabulate,
+    write_csv,
     write_page,
 )
 from fedjax_core.networks import builders, labelled, policies, spectrum
 from fedjax_core.networks.graph import num_neighbours
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
-from fedjax_core.processes import is_first
-from fedjax_core.study_report import Table, sign_flip, text_of, verdict_of
+from fedjax_core.study_report import Table, text_of, verdict_of
 
 NFL, GREEDY = "NFL", "greedy"
 DPG, BATCH_DPG, SAC, BATCH_SAC = "DPG", "BRL-DPG", "SAC", "BRL-SAC"
@@ -243,28 +246,19 @@ def measure(
     return found
 
 
-class Clusters(NamedTuple):
+def clusters(experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
     """What is left of the network inside clusters, run by run.
 
-    Attributes:
-      parts: ``[S]``, connected ones, each of which learns a model of its own.
-      near: ``[S, n]``, whether a node has a neighbour in its cluster.
+    Returns:
+      How many connected parts, each of which learns a model of its own, ``[S]``; and
+      whether a node has a neighbour in its cluster, ``[S, n]``.
     """
-
-    parts: np.ndarray
-    near: np.ndarray
-
-
-def clusters(experiment: Experiment) -> Clusters:
-    """Draws them again."""
-    e, parts, near = experiment, [], []
+    e = experiment
     graph = builders.random_connected(e.num_nodes, e.mean_degree, e.seed)
-    for seed in seeds(e):
-        cluster = drawn(e)(random.stream(random.seed_key(seed), "world")).cluster
-        inside = labelled.inside(graph, cluster)
-        parts.append(spectrum.components(inside).max() + 1)
-        near.append(num_neighbours(inside) > 0)
-    return Clusters(np.array(parts), np.array(near))
+    draw = jax.jit(lambda key: drawn(e)(random.stream(key, "world")).cluster)
+    left = [labelled.inside(graph, draw(random.seed_key(seed))) for seed in seeds(e)]
+    parts = np.array([spectrum.components(x).max() + 1 for x in left])
+    return parts, np.stack([num_neighbours(x) > 0 for x in left])
 
 
 def level(result: Result, when: str = "end", metric: str = "deviation") -> np.ndarray:
@@ -284,11 +278,7 @@ def roughness(values: np.ndarray) -> np.ndarray:
 def levels(experiment: Experiment, found: Mapping[str, Result]) -> Table:
     """What every method reaches, beside the reference where it is of the same."""
     free = {"taus", "num_seeds", "seed", "settings", "out"}
-    comparable = all(
-        value == getattr(PRESETS["default"], key)
-        for key, value in vars(experiment).items()
-        if key not in free
-    )
+    comparable = alike(experiment, PRESETS["default"], free)
     rows = []
     for name, result in found.items():
         end = level(result)
@@ -314,14 +304,14 @@ class Claim(NamedTuple):
     """An ordering of the text.
 
     Attributes:
-      figure: where.
       text: what it says.
+      figure: where.
       gain: by how much it is so in every run, ``[S]``; in errors, roughness or tau.
       logarithmic: the same in dB, or None.
     """
 
-    figure: str
     text: str
+    figure: str
     gain: np.ndarray
     logarithmic: np.ndarray | None = None
 
@@ -337,13 +327,13 @@ def claims(
     def better(figure, first, second, when="end"):
         a, b = (level(found[name], when) for name in (first, second))
         text = f"{first} < {second}, {when}"
-        return Claim(figure, text, b - a, decibels(b) - decibels(a))
+        return Claim(text, figure, b - a, decibels(b) - decibels(a))
 
     def better_near(figure, first, second):
         nodes = (found[x].client_metrics["deviation_of_node"] for x in (first, second))
         a, b = ((near * x).sum(1, np.float64) / near.sum(1) for x in nodes)
         text = f"{first} < {second}, end, nodes with company"
-        return Claim(figure, text, b - a, decibels(b) - decibels(a))
+        return Claim(text, figure, b - a, decibels(b) - decibels(a))
 
     names = [fixed(tau) for tau in experiment.taus if tau >= 0.05]
     learned = [name for name in experiment.policies if name != GREEDY]
@@ -372,59 +362,48 @@ def smoother(found: Mapping[str, Result]) -> Claim:
         for name in (SAC, BATCH_SAC)
     }
     gain = roughness(late[SAC]) - roughness(late[BATCH_SAC])
-    return Claim("6.2", f"{BATCH_SAC} is smoother than {SAC}", gain)
+    return Claim(f"{BATCH_SAC} is smoother than {SAC}", "6.2", gain)
 
 
 def weights(found: Mapping[str, Result]) -> list[Claim]:
     """What the text says of the weights: of thirds of nodes by their rows."""
-    said = []
     paths = {name: found[name].train for name in (DPG, SAC)}
     bends = {
         name: np.mean([roughness(p[f"tau_{k}"]) for k in ("fewest", "most")], 0)
         for name, p in paths.items()
     }
-    said.append(Claim("6.3", "DPG has smoother tau than SAC", bends[SAC] - bends[DPG]))
+    said = [Claim("DPG has smoother tau than SAC", "6.3", bends[SAC] - bends[DPG])]
     for name, path in paths.items():
-        for rows, rises in (("few", True), ("some", True), ("many", False)):
+        early = max(1, path["tau"].shape[1] // 10 - 1)
+        for rows in ("few", "some", "many"):
             tau = np.asarray(path[f"tau_{rows}"], np.float64)
-            first = tau[:, : max(2, tau.shape[1] // 10)]
-            change = first[:, -1] - first[:, 0]
-            text = (
-                f"{name}: tau of {rows} rows {'rises' if rises else 'falls'} at first"
-            )
-            said.append(Claim("6.3", text, change if rises else -change))
-            if rises:
-                text = f"{name}: tau of {rows} rows falls afterwards"
-                said.append(Claim("6.3", text, tau[:, first.shape[1] - 1] - tau[:, -1]))
-        tau = np.asarray(path["tau_many"], np.float64)
-        text = f"{name}: tau of many rows ends below half of its first"
-        said.append(Claim("6.3", text, tau[:, 0] / 2 - tau[:, -1]))
+            first, soon, last = tau[:, 0], tau[:, early], tau[:, -1]
+            text, rise = f"{name}: tau of {rows} rows", soon - first
+            if rows == "many":
+                said.append(Claim(f"{text} falls at first", "6.3", -rise))
+            else:
+                said.append(Claim(f"{text} rises at first", "6.3", rise))
+                said.append(Claim(f"{text} falls afterwards", "6.3", soon - last))
+            if rows != "few":
+                ends = f"{text} ends below half of its first"
+                said.append(Claim(ends, "6.3", first / 2 - last))
         apart = path["tau_few"][:, -1] - path["tau_many"][:, -1]
-        said.append(Claim("6.3", f"{name}: tau of few rows > of many, end", apart))
+        said.append(Claim(f"{name}: tau of few rows > of many, end", "6.3", apart))
     return said
 
 
 def orderings(experiment: Experiment, said: Sequence[Claim]) -> Table:
     """The claims with their tests."""
-    rows = []
-    for claim in said:
-        dB = claim.logarithmic
-        rows.append(
-            (
-                claim.text,
-                claim.figure,
-                f"{claim.gain.mean():+.3g}",
-                f"{sign_flip(claim.gain):.3g}",
-                verdict_of(claim.gain),
-                "" if dB is None else f"{dB.mean():+.2f} dB, {verdict_of(dB)}",
-            )
-        )
     title = (
         "Orderings, < is less error: sign-flip permutation test, paired over "
         f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
     )
-    header = ("claim", "figure", "by", "p", "verdict", "the same of decibels")
-    return Table(title, header, rows)
+    tested = claims_table(title, [claim[:3] for claim in said], "+.3g")
+    rows = []
+    for row, (*_, dB) in zip(tested.rows, said, strict=True):
+        same = "" if dB is None else f"{dB.mean():+.2f} dB, {verdict_of(dB)}"
+        rows.append((*row, same))
+    return Table(title, (*tested.header, "the same of decibels"), rows)
 
 
 def overview(said: Mapping[str, Sequence[Claim]]) -> Table:
@@ -453,8 +432,7 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             at, values = found[name].series("deviation")
             low, high = np.quantile(decibels(values), [0.1, 0.9], axis=0)
             middle = decibels(values.astype(np.float64).mean(0))
-            panel.plot(at, middle, color=color, label=name)
-            panel.fill_between(at, low, high, color=color, alpha=0.08, linewidth=0)
+            band(panel, at, middle, low, high, color, name, "-")
         panel.set(xlabel="round", ylabel="deviation, dB", title=title)
         panel.legend(frameon=False, fontsize=8)
     for panel, name in zip(below, (DPG, SAC), strict=True):
@@ -464,8 +442,8 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             tau = train[f"tau_{rows}"]
             at = np.arange(1, tau.shape[1] + 1)
             low, high = np.quantile(tau, [0.1, 0.9], axis=0)
-            panel.plot(at, tau.mean(0), color=color, label=f"a third with {rows} rows")
-            panel.fill_between(at, low, high, color=color, alpha=0.1, linewidth=0)
+            third = f"a third with {rows} rows"
+            band(panel, at, tau.mean(0), low, high, color, third, "-")
             own = train[f"tau_{one}"][0]
             panel.plot(at, own, ":", color=color, label=f"{one} rows, first run")
         panel.set(xlabel="round", ylabel="tau", title=f"6.3: {name}")
@@ -473,22 +451,20 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
     return figure
 
 
-def write_csv(everything: Mapping[str, Mapping[str, Result]], path: Path) -> None:
-    """A line for every run, in the first of several processes."""
-    if not is_first():
-        return
-    metrics = ("deviation", "printed_deviation", "test_mse")
-    weights = ("tau_few", "tau_some", "tau_many")
-    with path.open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(("setting", "method", "seed", "start", *metrics, *weights))
-        for setting, found in everything.items():
-            for name, result in found.items():
-                columns = [level(result, "start")]
-                columns += [level(result, metric=metric) for metric in metrics]
-                columns += [result.train[tau][:, -1] for tau in weights]
-                for seed, *values in zip(result.seeds, *columns, strict=True):
-                    lines.writerow((setting, name, seed, *map(float, values)))
+METRICS = "deviation", "printed_deviation", "test_mse"
+WEIGHTS = "tau_few", "tau_some", "tau_many"
+
+
+def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]]:
+    """The CSV file: a line for every run."""
+    yield "setting", "method", "seed", "start", *METRICS, *WEIGHTS
+    for setting, methods in found.items():
+        for name, result in methods.items():
+            columns = [level(result, "start")]
+            columns += [level(result, metric=metric) for metric in METRICS]
+            columns += [result.train[tau][:, -1] for tau in WEIGHTS]
+            for seed, *values in zip(result.seeds, *columns, strict=True):
+                yield setting, name, seed, *map(float, values)
 
 
 def main(experiment: Experiment) -> None:
@@ -500,14 +476,14 @@ def main(experiment: Experiment) -> None:
         own = in_setting(e, setting)
         found = everything[setting] = measure(e, setting, console)
         differs = SETTINGS[setting][0] if setting in SETTINGS else "that of the text"
-        left = clusters(own)
+        parts_of_runs, near = clusters(own)
         parts.append(
             f"# Setting {setting}: {differs}\n\nThe {e.num_clusters} clusters are "
-            f"{left.parts.mean():.1f} connected parts in the mean, and each learns a "
-            f"model of its own. {(~left.near).mean():.0%} of the nodes have no "
+            f"{parts_of_runs.mean():.1f} connected parts in the mean, and each learns "
+            f"a model of its own. {(~near).mean():.0%} of the nodes have no "
             "neighbour in their cluster, the others have company.\n"
         )
-        said[setting] = claims(own, found, left.near)
+        said[setting] = claims(own, found, near)
         for table in (levels(own, found), orderings(own, said[setting])):
             console.print(tabulate(table.header, table.rows, title=table.title))
             parts.append(text_of(table))
@@ -518,6 +494,6 @@ def main(experiment: Experiment) -> None:
     console.print(tabulate(table.header, table.rows, title=table.title))
     title = "# How much to learn from other clusters"
     parts = [f"{title}\n\n{NOTES}", text_of(table), *parts]
-    write_csv(everything, e.out / "npfl_rl.csv")
+    write_csv(e.out / "npfl_rl.csv", lines(everything))
     console.print(NOTES, soft_wrap=True)
     write_page(parts, e.out / "npfl_rl.md", console)

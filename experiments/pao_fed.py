@@ -39,7 +39,7 @@ from fedjax_core.types import Key
 
 FIGURES = ("4.2", "4.3", "4.4", "4.5", "4.6")
 _TUNING_SEEDS = (1000, 1001)
-_STEP_SIZES = np.geomspace(1e-3, 1.0, 25)
+STEP_SIZES = np.geomspace(1e-3, 1.0, 25)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,8 +290,8 @@ def tune(
 
     keys = jnp.stack([random.seed_key(seed) for seed in _TUNING_SEEDS])
     wanted = decibels(np.asarray(goal(keys))).mean()
-    found = decibels(np.asarray(tried(_STEP_SIZES, keys), np.float64)).mean((1, 2))
-    return float(_STEP_SIZES[np.nanargmin(np.abs(found - wanted))])
+    found = decibels(np.asarray(tried(STEP_SIZES, keys), np.float64)).mean((1, 2))
+    return float(STEP_SIZES[np.nanargmin(np.abs(found - wanted))])
 
 
 class Finding(NamedTuple):

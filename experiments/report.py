@@ -262,10 +262,17 @@ def panels(
 
 
 def band(
-    axes: Any, x: Any, middle: Any, low: Any, high: Any, color: str, label: str
+    axes: Any,
+    x: Any,
+    middle: Any,
+    low: Any,
+    high: Any,
+    color: str,
+    label: str,
+    line: str = "o-",
 ) -> None:
-    """A line with dots and a band around it."""
-    axes.plot(x, middle, "o-", color=color, label=label, markersize=4)
+    """A line, by default with dots, and a band around it."""
+    axes.plot(x, middle, line, color=color, label=label, markersize=4)
     axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
 
 
@@ -299,6 +306,15 @@ def write_page(parts: Sequence[str], path: Path, console: Console) -> None:
     if is_first():
         path.write_text("\n".join(parts) + "\n", "utf-8")
     console.print(f"page: {path}", highlight=False)
+
+
+def alike(experiment: Any, other: Any, free: Iterable[str]) -> bool:
+    """Whether two experiments are the same, but for the fields that are `free`."""
+    return all(
+        value == getattr(other, name)
+        for name, value in vars(experiment).items()
+        if name not in free
+    )
 
 
 def of_participant(result: Result, name: str) -> np.ndarray:

@@ -97,8 +97,8 @@ def make(config: Config, graph: Graph, draw: labelled.Draw) -> System:
     Args:
       config: of the method.
       graph: the network, inside and between clusters.
-      draw: a seed's clusters and data. A node without neighbours in its cluster needs a
-        strength > 0, or enough rows.
+      draw: a seed's clusters and data. A node without neighbours in its cluster and
+        without a strength, pull or enough rows takes the nearest of its many minima.
 
     Raises:
       ValueError: what is drawn is refused by `labelled.checked`.
@@ -107,9 +107,8 @@ def make(config: Config, graph: Graph, draw: labelled.Draw) -> System:
 
     def world(key):
         nodes = labelled.checked(Q, draw(key))
-        ridge = config.strength / labelled.cluster_sizes(Q, nodes.cluster)
-        ridge = ridge.astype(nodes.truth.dtype)
         own, slope, _ = least_squares_statistics(*nodes.train)
+        ridge = labelled.shares(config.strength, Q, nodes.cluster).astype(own.dtype)
         eye = jnp.eye(own.shape[1], dtype=own.dtype)
         risks = admm.spectral(own + ridge[:, None, None] * eye[None], slope)
         return World(nodes, ridge, risks, labelled.inside(graph, nodes.cluster).weight)

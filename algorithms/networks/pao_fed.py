@@ -187,7 +187,7 @@ def step(
 
     received = takes_part[:, None]
     if not config.full_downlink and m < d:
-        offset = _offsets(config, m, d, t, num_clients)
+        offset = offsets(config, m, d, t, num_clients)
         place = jnp.arange(d)[None] - offset[:, None]
         received &= jnp.where(place < 0, place + d, place) < m
     merged = jnp.where(received, state.params[None], state.models)
@@ -208,7 +208,7 @@ def step(
     by_delay = by_delay.astype(z.dtype)  # [Q, K]
     later = t + 1 if config.refined else t
     if m < d:
-        rows = _offsets(config, m, d, later, num_clients)[:, None] + jnp.arange(m)[None]
+        rows = offsets(config, m, d, later, num_clients)[:, None] + jnp.arange(m)[None]
         sent = jnp.take_along_axis(sent, rows % d, axis=1)
     first = jnp.int32(0) if m == d else m * (later % d) % d
     shared = _summed(config, by_delay, sent, d, first)
@@ -236,7 +236,9 @@ def _delays(config: Config) -> jax.Array:
     return jnp.arange(0, config.max_delay + 1, config.delay_unit)
 
 
-def _offsets(config: Config, m: int, d: int, t: jax.Array, num_clients: int):
+def offsets(
+    config: Config, m: int, d: int, t: jax.Array, num_clients: int
+) -> jax.Array:
     """Where the m entries of each client start in iteration t, ``[K]``."""
     turn = t + jnp.arange(num_clients) * (not config.coordinated)
     return m * (turn % d) % d

@@ -30,12 +30,14 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_core import check, random
 from fedjax_core.arrays import keep_rows
-from fedjax_core.networks import private, served
+from fedjax_core.networks import builders, private, served
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.run import System
+from fedjax_core.networks.spectrum import check_connected
 from fedjax_core.privacy import Budget
 from fedjax_core.types import Metrics
 
@@ -51,7 +53,7 @@ class Config:
       error: "squared", solved in closed form, or "logistic" of labels -1 and 1.
       tau: :math:`\tau_0` in [0, 1), what a cluster learns from the others.
       tau_decay: in (0, 1], by which it falls from round to round.
-      mixing: of neighbouring servers, "mean", "metropolis" or "none".
+      mixing: of neighbouring servers, a rule of `builders.mixing` or "none".
       update: "multi", or "single", which mixes the models of the round before.
       reply: what moves the dual: the "model" that a client is sent, or its server's
         own "aggregate" as in the text, which sends it nowhere.
@@ -64,7 +66,7 @@ class Config:
 
     Raises:
       ValueError: an attribute out of range, tau with one cluster, single steps with
-        another mixing than "mean", or a budget without gradient_bound.
+        another mixing than "neighbours", or a budget without gradient_bound.
     """
 
     num_clusters: int = 1
@@ -73,7 +75,7 @@ class Config:
     error: Literal["squared", "logistic"] = "squared"
     tau: float = 0.0
     tau_decay: float = 1.0
-    mixing: Literal["mean", "metropolis", "none"] = "mean"
+    mixing: Literal["neighbours", "metropolis", "none"] = "neighbours"
     update: Literal["multi", "single"] = "multi"
     reply: Literal["model", "aggregate"] = "model"
     per_server: int | None = None
@@ -92,14 +94,14 @@ class Config:
         check.fraction(tau=self.tau)
         check.non_negative(strength=self.strength)
         check.one_of(("squared", "logistic"), error=self.error)
-        check.one_of(("mean", "metropolis", "none"), mixing=self.mixing)
+        check.one_of(("neighbours", "metropolis", "none"), mixing=self.mixing)
         check.one_of(("multi", "single"), update=self.update)
         check.one_of(("model", "aggregate"), reply=self.reply)
         check.one_of(("server", "cluster"), penalty_shared_by=self.penalty_shared_by)
         private.check_bound(self.budget, self.gradient_bound)
-        if self.update == "single" and self.mixing != "mean":
+        if self.update == "single" and self.mixing != "neighbours":
             raise ValueError(
-                f"mixing must be 'mean' with single steps, got {self.mixing!r}."
+                f"mixing must be 'neighbours' with single steps, got {self.mixing!r}."
             )
         if self.num_clusters == 1 and self.tau:
             raise ValueError(
@@ -138,7 +140,10 @@ def make(config: Config, graph: Graph, draw: served.Draw) -> System:
         what is drawn.
     """
     c, Q = config, config.num_clusters
-    near = served.mixing_matrix(graph, c.mixing)
+    near = np.eye(graph.num_nodes)
+    if c.mixing != "none":
+        check_connected(graph)
+        near = builders.mixing(graph, c.mixing)
 
     def world(key):
         shared = c.penalty_shared_by == "cluster"
@@ -155,7 +160,7 @@ def make(config: Config, graph: Graph, draw: served.Draw) -> System:
 
     def step(world, state, t, key):
         mine = world.server
-        tau = c.tau * c.tau_decay ** jnp.asarray(t, state.models.dtype)
+        tau = c.tau * c.tau_decay ** jnp.asarray(t, float)
         who = served.scheduled(random.stream(key, "schedule"), mine, c.per_server)
         theirs = state.models[mine, world.cluster]
         primal = served.primal(world, c.solver_steps)

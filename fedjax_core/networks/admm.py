@@ -180,29 +180,38 @@ class Spectral(NamedTuple):
 def spectral(Q: ArrayLike, q: ArrayLike) -> Spectral:
     """Diagonalises losses once for all curvatures; Q ``[n, d, d]``, q ``[n, d]``.
 
+    In single precision at least.
+
     Raises:
       ValueError: other shapes.
     """
     Q, q = quadratic_shapes(Q, q)
-    values, vectors = jnp.linalg.eigh(2 * Q)
+    wide = jnp.promote_types(Q.dtype, jnp.float32)  # no others have eigenvectors
+    values, vectors = jnp.linalg.eigh(2 * Q.astype(wide))
     return Spectral(values, vectors, q)
 
 
 def quadratic(losses: Spectral) -> Primal:
     """The exact minimum of quadratic losses on W ``[n, d]``, from their eigenvectors.
 
-    Any curvature that leaves 2 Q_i + c_i I positive definite costs two products, so
-    pulls may change from round to round.
+    Any curvature costs two products, so pulls may change from round to round. Where
+    2 Q_i + c_i I is singular but for rounding, the minimum nearest to the last message.
     """
     einsum = functools.partial(jnp.einsum, precision="highest")
+    size = jnp.abs(losses.values).max(1, keepdims=True) * losses.values.shape[1]
+    rounding = jnp.finfo(losses.values.dtype).eps * size
 
     def primal(sent, force, curvature, t):
         del t
         into = einsum("nde,nd->ne", losses.vectors, sent)
         right = einsum("nde,nd->ne", losses.vectors, losses.slope + force)
         # As a correction: its rounding is relative to the step, not to w.
-        move = (losses.values * into + right) / (losses.values + curvature[:, None])
-        return sent - einsum("nde,ne->nd", losses.vectors, move)
+        stiff = losses.values + curvature[:, None]
+        flat = stiff <= rounding
+        move = (losses.values * into + right) / jnp.where(flat, 1, stiff)
+        move = jnp.where(flat, 0, move)
+        new = sent - einsum("nde,ne->nd", losses.vectors, move)
+        return new.astype(sent.dtype)
 
     return primal
 

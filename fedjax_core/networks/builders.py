@@ -380,7 +380,7 @@ def check_distance(distance: ArrayLike) -> np.ndarray:
 def mixing(
     graph: Graph, rule: Literal["metropolis", "neighbours"] = "metropolis"
 ) -> np.ndarray:
-    """Weights W of averages with neighbours, ``[N, N]`` float32, rows summing to 1.
+    """Weights W of averages with neighbours, ``[N, N]``, rows summing to 1.
 
     Args:
       graph: who is joined to whom; its weights do not matter. If it falls apart, there
@@ -388,17 +388,20 @@ def mixing(
       rule: "metropolis", see `metropolis`, which keeps the mean of all models;
         "neighbours", the mean of a node and its neighbours, which does so only where
         all have equally many.
+
+    Returns:
+      Of JAX's own float type, float32 unless x64 is enabled.
     """
     check.one_of(("metropolis", "neighbours"), rule=rule)
     if components(graph).max(initial=0) > 0:
         warnings.warn("graph is not connected: its parts never agree.", stacklevel=2)
     if rule == "metropolis":
-        weights = np.array(metropolis(graph).dense())
+        weights = np.array(metropolis(graph).dense(), np.float64)
     else:
         joined = np.asarray(graph.dense()) > 0
         weights = joined / (1 + joined.sum(1, keepdims=True))
     np.fill_diagonal(weights, 1 - weights.sum(1))
-    return weights.astype(np.float32)
+    return weights.astype(jnp.result_type(float))
 
 
 def _graph(i: np.ndarray, j: np.ndarray, num_nodes: int) -> Graph:

@@ -51,23 +51,36 @@ def checked(num_clusters: int, nodes: Nodes) -> Nodes:
       ValueError: other shapes, a node without rows in a split, rows that are not
         finite, or a known label that is not one of 0 to num_clusters - 1.
     """
-    if is_known(nodes.cluster):
-        labels = np.asarray(nodes.cluster)
-        for k in np.flatnonzero((labels < 0) | (labels >= num_clusters)):
-            raise ValueError(
-                f"cluster must be in 0..{num_clusters - 1}, got {labels[k]} for node "
-                f"{k}."
-            )
+    check_labels("node", num_clusters, cluster=nodes.cluster)
+    n = len(nodes.cluster)
     return nodes._replace(
-        train=node_rows(*nodes.train),
-        valid=node_rows(*nodes.valid),
-        test=node_rows(*nodes.test),
+        train=node_rows(*nodes.train, n),
+        valid=node_rows(*nodes.valid, n),
+        test=node_rows(*nodes.test, n),
     )
 
 
-def cluster_sizes(num_clusters: int, cluster: jax.Array) -> jax.Array:
-    """How many nodes every node's cluster has, ``[n]`` int32."""
-    return jnp.bincount(cluster, length=num_clusters)[cluster]
+def check_labels(of: str, count: int, **labels: ArrayLike) -> None:
+    """Raises ValueError for a known label that is not in 0..count - 1, and says whose.
+
+    Those drawn inside a program are not known: `shares` has NaN for them.
+    """
+    for name, values in labels.items():
+        if is_known(values):
+            entries = np.asarray(values)
+            for k in np.flatnonzero((entries < 0) | (entries >= count)):
+                raise ValueError(
+                    f"{name} must be in 0..{count - 1}, got {entries[k]} for {of} {k}."
+                )
+
+
+def shares(strength: float, count: int, label: jax.Array) -> jax.Array:
+    """A strength divided by how many have the same label: ``[n]``, of ``[n]`` labels.
+
+    NaN for labels that are not in 0..count - 1, so that a run with such a one ends.
+    """
+    share = strength / jnp.bincount(label, length=count)[label]
+    return jnp.where((label >= 0) & (label < count), share, jnp.nan)
 
 
 def inside(graph: Graph, cluster: ArrayLike) -> Graph:

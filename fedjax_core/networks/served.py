@@ -16,13 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_core import check
 from fedjax_core.arrays import is_known
 from fedjax_core.networks import admm
-from fedjax_core.networks.builders import metropolis
 from fedjax_core.networks.graph import Graph, degree, laplacian
+from fedjax_core.networks.labelled import check_labels, shares
 from fedjax_core.networks.oracles import least_squares_statistics, node_rows
-from fedjax_core.networks.spectrum import check_connected
 from fedjax_core.types import Key, Metrics
 
 
@@ -106,25 +104,31 @@ def prepared(
 
     Raises:
       ValueError: other shapes, rows that are not finite, a client without rows, a
-        known label out of range, or a server without clients.
+        known server or cluster out of range, or a server without clients. Those drawn
+        inside a program, and classes other than -1 and 1, make NaN, which ends a run.
     """
-    X, y, mask = node_rows(clients.X, clients.y, clients.mask)
-    task = jnp.asarray(clients.cluster)
+    X, y, mask = node_rows(clients.X, clients.y, clients.mask, len(clients.server))
+    check_labels("client", num_servers, server=clients.server)
+    if num_clusters > 1:
+        check_labels("client", num_clusters, cluster=clients.cluster)
+    if clients.test is not None:
+        check_labels("client", len(clients.test[0]), cluster=clients.cluster)
+    if is_known(clients.server):
+        size = np.bincount(clients.server, minlength=num_servers)
+        for s in np.flatnonzero(size == 0):
+            raise ValueError(
+                f"server must name each of {num_servers} servers, got no client of {s}."
+            )
+    server, task = jnp.asarray(clients.server), jnp.asarray(clients.cluster)
     cluster = task if num_clusters > 1 else jnp.zeros_like(task)
-    for name, labels, count in (
-        ("server", clients.server, num_servers),
-        ("cluster", cluster, num_clusters),
-    ):
-        _check_labels(name, labels, count)
-    server = jnp.asarray(clients.server)
-    if is_known(server) and len(np.unique(server)) < num_servers:
-        raise ValueError(
-            f"server must name each of {num_servers} servers, got no client of "
-            f"{min(set(range(num_servers)) - set(np.asarray(server).tolist()))}."
-        )
-    group = server * num_clusters + cluster if by_cluster else server
-    size = jnp.bincount(group, length=num_servers * num_clusters)[group]
-    ridge = (strength / size).astype(X.dtype)
+    ridge = shares(strength, num_servers, server)
+    if by_cluster:
+        group = server * num_clusters + cluster
+        ridge = shares(strength, num_servers * num_clusters, group)
+    ridge = jnp.where((cluster >= 0) & (cluster < num_clusters), ridge, jnp.nan)
+    ridge = ridge.astype(X.dtype)
+    if error == "logistic":
+        y = jnp.where(mask & (jnp.abs(y) != 1), jnp.nan, y)
     share = mask.astype(X.dtype) / mask.sum(1, keepdims=True).astype(X.dtype)
     spectral = ()
     if error == "squared":
@@ -200,29 +204,6 @@ def cluster_means(
     return jnp.where((count > 0).reshape(S, Q, 1), mean, otherwise)
 
 
-def mixing_matrix(graph: Graph, kind: str) -> jax.Array:
-    """What a server takes of its neighbours and itself, ``[S, S]`` with row sums of 1.
-
-    Args:
-      graph: the servers'; weights count as they are and a server itself as 1.
-      kind: "mean" over them, with which servers of many neighbours count more in the
-        limit; "metropolis", with which all count the same; or "none".
-
-    Raises:
-      ValueError: another kind, or servers that mix are not connected.
-    """
-    check.one_of(("mean", "metropolis", "none"), kind=kind)
-    eye = jnp.eye(graph.num_nodes)
-    if kind == "none":
-        return eye
-    check_connected(graph)
-    if kind == "mean":
-        near = graph.dense() + eye
-        return near / near.sum(1, keepdims=True)
-    weight = metropolis(graph).dense().astype(eye.dtype)
-    return weight + jnp.diag(1 - weight.sum(1))
-
-
 def cluster_mix(tau: ArrayLike, num_clusters: int) -> jax.Array:
     """T(tau) ``[Q, Q]``: 1 - tau of the own cluster, tau / (Q - 1) of each other one.
 
@@ -234,16 +215,16 @@ def cluster_mix(tau: ArrayLike, num_clusters: int) -> jax.Array:
     return (1 - tau) * eye + tau / (num_clusters - 1) * (1 - eye)
 
 
-def mix(near: jax.Array, tau: ArrayLike, models: jax.Array) -> jax.Array:
+def mix(near: ArrayLike, tau: ArrayLike, models: jax.Array) -> jax.Array:
     """The multi-step update, (5.9) and (5.10): over servers, then over clusters."""
     apart = cluster_mix(tau, models.shape[1]).astype(models.dtype)
-    near = near.astype(models.dtype)
+    near = jnp.asarray(near, models.dtype)
     return jnp.einsum("sp,qr,prd->sqd", near, apart, models)
 
 
 def single_step(
     graph: Graph,
-    near: jax.Array,
+    near: ArrayLike,
     rho: float,
     tau: ArrayLike,
     own: jax.Array,
@@ -263,7 +244,7 @@ def single_step(
 
     Args:
       graph: the servers'.
-      near: `mixing_matrix` of it, for m.
+      near: ``[S, S]``, how servers average with their neighbours, for m.
       rho: of ADMM.
       tau: of this round.
       own: a, ``[S, Q, d]``, the means of the clients.
@@ -341,9 +322,10 @@ def fixed_point(world: World, near: ArrayLike, tau: float, rho: float) -> np.nda
       ``[S, Q, d]`` float64.
 
     Raises:
-      ValueError: a server without a client of some cluster.
+      ValueError: a server without a client of some cluster, or logistic errors.
     """
-    assert world.spectral
+    if not world.spectral:
+        raise ValueError("world must be of squared errors, got logistic ones.")
     values, vectors, slope = (np.asarray(x, np.float64) for x in world.spectral)
     H = np.einsum("kde,ke,kfe->kdf", vectors, values, vectors)
     server, cluster = np.asarray(world.server), np.asarray(world.cluster)
@@ -360,13 +342,3 @@ def fixed_point(world: World, near: ArrayLike, tau: float, rho: float) -> np.nda
     left += np.einsum("ij,jab->iajb", M / rho, H).reshape(left.shape)
     right = -(M @ slope).reshape(-1) / rho
     return np.linalg.solve(left, right).reshape(S, Q, d)
-
-
-def _check_labels(name: str, labels: ArrayLike, count: int) -> None:
-    """Raises ValueError for a known label that is not in 0..count - 1."""
-    if is_known(labels):
-        entries = np.asarray(labels)
-        for k in np.flatnonzero((entries < 0) | (entries >= count)):
-            raise ValueError(
-                f"{name} must be in 0..{count - 1}, got {entries[k]} for client {k}."
-            )

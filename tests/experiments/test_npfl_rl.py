@@ -62,7 +62,7 @@ def test_claims_are_tested_and_the_reference_stands_beside(found):
     wanted = 0.2 * np.linspace(1, 1.2, SEEDS)
     company = gain[f"{fixed(0)} < {NFL}, end, nodes with company"]
     np.testing.assert_allclose(company, wanted)
-    verdict = {row[0]: row[4] for row in npfl_rl.orderings(e, said).rows}
+    verdict = {row[0]: row[3] for row in npfl_rl.orderings(e, said).rows}
     assert verdict[f"{fixed(0)} < {NFL}, end"] == "held"
     assert verdict[f"{DPG} < {BEST}, end"] == "not held"
     assert verdict[f"{SAC} < {DPG}, end"] == "held"

@@ -39,14 +39,14 @@ def test_it_says_what_held_and_draws(only, tmp_path, capsys):
     # m = 4 of 50 entries both ways, and all of them.
     assert (u1["bits_of_a_client"], fed_sgd["bits_of_a_client"]) == ("256.0", "3200.0")
     assert float(u1["saving"]) == pytest.approx(0.92)
-    assert float(fed_sgd["step_size"]) in np.round(pao_fed._STEP_SIZES, 5)
+    assert float(fed_sgd["step_size"]) in np.round(pao_fed.STEP_SIZES, 5)
     again = pao_fed.find(e)  # from the run directories
     assert f"{again['base', 'U1'].level()[0]:.5g}" == u1["values_db"].split()[0]
 
 
 def test_tuning_finds_the_method_itself():
     world = pao_fed.world_of(TINY, "base")
-    step = float(pao_fed._STEP_SIZES[20])
+    step = float(pao_fed.STEP_SIZES[20])
     config = dataclasses.replace(method.METHODS["PAO-Fed-U1"], step_size=step)
     like = pao_fed.Curve("base", "U1", config)
     assert pao_fed.tune(TINY, world, like, like) == step

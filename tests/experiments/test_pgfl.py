@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from fedjax_core import Dataset, Result
+from fedjax_core.algorithms.networks.pgfl import Config
 from fedjax_core.experiments import pgfl
 from fedjax_core.experiments.pgfl import FIGURES, REFERENCE, fixed
+from fedjax_core.privacy import DynamicBudget
 
 DEFAULT = pgfl.PRESETS["default"]
 
@@ -26,7 +28,7 @@ def result(metric, start, end) -> Result:
 def test_the_reference_is_of_methods_that_run_and_rounds_that_are_read():
     for name, methods in REFERENCE.items():
         figure = FIGURES[name]
-        assert methods.keys() <= figure.methods(DEFAULT).keys()
+        assert methods.keys() <= pgfl.configs(DEFAULT, name).keys()
         for rounds in methods.values():
             assert rounds.keys() <= {DEFAULT.every, getattr(DEFAULT, figure.rounds)}
 
@@ -35,7 +37,7 @@ def test_claims_are_of_figures_and_methods_that_run():
     for e in pgfl.PRESETS.values():
         for claim in pgfl.claims(e):
             for name, method in claim[:2]:
-                known = FIGURES[name].methods(e)
+                known = pgfl.configs(e, name)
                 assert method in known or e is pgfl.PRESETS["smoke"], (name, method)
 
 
@@ -63,6 +65,33 @@ def test_orderings_are_of_decibels_and_percents_and_numbers_stand_beside():
     assert [row[4] for row in shown] == ["-16.3", "-9.1", "-16.4"]
     other = dataclasses.replace(e, noise_std=1.0)
     assert all(not row[2] for row in pgfl.levels(other, "5.3", found["5.3"]).rows)
+
+
+def test_figures_change_what_they_are_about_and_nothing_else():
+    of = {name: pgfl.configs(DEFAULT, name) for name in FIGURES}
+    base, budget = of["5.1c"][fixed(0)], DynamicBudget(1e-3, 0.99)
+    assert base == Config(
+        *(3, 4.0, 0.1), per_server=3, budget=budget, gradient_bound=0.05
+    )
+    replace = dataclasses.replace
+    loud = of["5.1b"][fixed(0)]
+    assert loud == replace(base, budget=None, gradient_bound=None)
+    assert of["5.1a"][fixed(0)] == replace(loud, per_server=None)
+    assert of["5.1c"][pgfl.GFL] == replace(base, num_clusters=1)
+    assert of["5.1c"][pgfl.CLUSTER_FL] == replace(base, tau=0.4, mixing="none")
+    assert of["5.3"][pgfl.FALLING] == replace(base, tau=0.4, tau_decay=0.98)
+    assert [config.tau for config in of["5.2"].values()] == list(DEFAULT.taus)
+    for name, budgets in (
+        ("5.4a", [DynamicBudget(first, 0.99) for first in DEFAULT.firsts]),
+        ("5.4b", [DynamicBudget(1e-3, decay) for decay in DEFAULT.decays]),
+    ):
+        assert [config.budget for config in of[name].values()] == budgets
+        assert {config.tau for config in of[name].values()} == {0.4}
+    images = replace(base, rho=2.0, error="logistic", solver_steps=10, tau=0.4)
+    for name, bound in (("5.5a", 0.1), ("5.5a, more noise", 0.4), ("5.5b", 0.3)):
+        config = of[name][fixed(0.4)]
+        assert config.gradient_bound == pytest.approx(bound)
+        assert replace(config, gradient_bound=0.05) == images
 
 
 def test_images_are_pooled_by_class():
@@ -104,6 +133,7 @@ def test_settings_out_of_range_are_refused():
         ({"taus": (0, 0.2)}, "taus must have 0 and 0.4"),
         ({"figures": ("5.9",)}, "figures must be"),
         ({"sweep_rounds": 3}, "sweep_rounds must be"),
+        ({"decays": (0.9, 1.1)}, "decays must be in"),
     ):
         with pytest.raises(ValueError, match=match):
             pgfl.Experiment(**wrong)

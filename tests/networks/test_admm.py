@@ -88,6 +88,16 @@ def test_every_primal_is_the_minimum_of_its_augmented_lagrangian(nodes):
             np.testing.assert_allclose(slope, 0, atol=1e-11)
 
 
+def test_half_precision_is_solved_in_single_and_stays_what_it_was(nodes):
+    Q, q = (jnp.asarray(x, jnp.bfloat16) for x in nodes)
+    sent = jnp.zeros_like(q)
+    found = admm.quadratic(admm.spectral(Q, q))(sent, sent, jnp.ones_like(q[:, 0]), 0)
+    assert found.dtype == jnp.bfloat16
+    Q, q = np.asarray(Q, float), np.asarray(q, float)
+    exact = np.linalg.solve(2 * Q + np.eye(3), -q[..., None])[..., 0]
+    np.testing.assert_allclose(np.asarray(found, float), exact, rtol=2**-8)
+
+
 def test_duals_sum_to_zero_and_are_the_laplacian_of_all_messages(nodes):
     losses = oracles.quadratic(*nodes)
 

@@ -54,8 +54,13 @@ def test_errors_are_those_of_the_rows_that_exist():
     np.testing.assert_allclose(found["deviation_of_node"], apart / norm**2, rtol=1e-5)
     mse = [((X[0] @ W[0] - y[0]) ** 2).mean(), ((X[1] @ W[1] - y[1])[:2] ** 2).mean()]
     np.testing.assert_allclose(found["test_mse"], np.mean(mse), rtol=1e-5)
+
+
+def test_a_strength_is_shared_by_those_of_a_label_and_by_nobody_else():
+    shares = jax.jit(lambda label: labelled.shares(6.0, 3, label))
+    np.testing.assert_allclose(shares(jnp.array([0, 2, 0, 0])), [2, 6, 2, 2])
     np.testing.assert_array_equal(
-        labelled.cluster_sizes(5, jnp.asarray(CLUSTER))[:3], [4, 2, 2]
+        jnp.isnan(shares(jnp.array([0, 2, 3, -1]))), [0, 0, 1, 1]
     )
 
 

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_core import NonFiniteUpdateError
 from fedjax_core.algorithms.networks import npfl, zcdp_nfl
 from fedjax_core.datasets.networks import related_tasks
 from fedjax_core.networks import builders, labelled, policies, risks, spectrum
+from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.run import run
 
@@ -345,6 +347,21 @@ def test_seeds_are_one_program_and_report_weights_and_errors():
     np.testing.assert_allclose(
         result.client_metrics["deviation_of_node"].mean(1), deviation[:, -1], rtol=1e-5
     )
+
+
+def test_a_node_on_its_own_with_few_rows_takes_the_minimum_nearest_to_where_it_was():
+    config = npfl.Config(Q)  # neither strength nor pull
+    alone = Graph.from_edges(np.zeros((0, 2), int), num_nodes=N)
+    world, states = follow(config, 3, graph=alone)
+    X, y, mask = world.nodes.train
+    for k in range(N):
+        best = np.linalg.lstsq(X[k, mask[k]], y[k, mask[k]], rcond=None)[0]
+        np.testing.assert_allclose(states.admm.params[-1, k], best, atol=1e-8)
+
+
+def test_a_cluster_that_there_is_not_makes_a_run_end_with_an_error():
+    with pytest.raises(NonFiniteUpdateError):
+        run(npfl.make(npfl.Config(2), GRAPH, draw), rounds=1, progress=False)
 
 
 def test_what_can_not_be_is_refused():

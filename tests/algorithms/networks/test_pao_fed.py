@@ -201,7 +201,7 @@ def test_the_recursion_in_matrices_gives_the_same():
 
 
 def test_masks_are_the_ones_of_the_text():
-    offsets: Any = pao_fed._offsets
+    offsets: Any = pao_fed.offsets
     for d, m, period, hits in ((200, 4, 50, 1), (200, 32, 25, 4), (12, 4, 3, 1)):
         config = dataclasses.replace(BASE, num_shared=m)
         starts = [int(offsets(config, m, d, n, 1)[0]) for n in range(period + 1)]

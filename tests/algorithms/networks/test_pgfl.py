@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from fedjax_core.algorithms.networks import pgfl
+from fedjax_core.datasets.servers import related_lines
 from fedjax_core.experiments.report import decibels
 from fedjax_core.networks import builders, served
 from fedjax_core.networks.graph import Graph
@@ -75,7 +76,7 @@ def mixers(tau):
 @pytest.mark.parametrize("reply", ["model", "aggregate"])
 def test_private_scheduled_rounds_by_hand(reply):
     # What servers answer is told from what they send by undoing the clusters' mix.
-    mixing = "mean" if reply == "model" else "none"
+    mixing = "neighbours" if reply == "model" else "none"
     config = dataclasses.replace(PRIVATE, reply=reply, mixing=mixing)
     _, states = follow(config, 12)
     rho, dual, models = 2.0, np.zeros((K, D)), np.zeros((S, Q, D))
@@ -232,8 +233,8 @@ def test_G8_a_large_penalty_makes_servers_agree_by_degree_and_metropolis_alike()
     with jax.enable_x64(True):
         world = pgfl.make(RIDGE, GRAPH, lambda key: CLIENTS).world(jax.random.key(0))
         plain, fair = (
-            np.asarray(served.mixing_matrix(GRAPH, kind), np.float64)
-            for kind in ("mean", "metropolis")
+            np.asarray(builders.mixing(GRAPH, kind), np.float64)
+            for kind in ("neighbours", "metropolis")
         )
     np.testing.assert_allclose(plain, mixers(0)[0], atol=1e-12)
     np.testing.assert_allclose(fair.sum(0), 1, atol=1e-6)
@@ -473,6 +474,26 @@ def test_seeds_are_one_program_and_idle_clients_pay_nothing():
     assert (spent <= BUDGET.total(8) * (1 + 1e-5)).all()
     assert (spent.max(1) > spent.min(1)).all()
     assert result.evaluations["nmsd"].shape == (2, 2)
+
+
+def test_data_of_other_servers_clusters_or_classes_do_not_pass_unnoticed():
+    def draw(key):
+        return related_lines(key, S, 3, Q, D)
+
+    key = jax.random.key(0)
+    for servers, match in ((3, "server must be in 0..2, got 3"), (5, "no client of 4")):
+        system = pgfl.make(RIDGE, builders.complete(servers), draw)
+        with pytest.raises(ValueError, match=match):
+            jax.eval_shape(system.world, key)  # as within a run
+    fewer = dataclasses.replace(RIDGE, num_clusters=2)
+    for shared_by in ("server", "cluster"):
+        config = dataclasses.replace(fewer, penalty_shared_by=shared_by)
+        world = jax.jit(pgfl.make(config, GRAPH, draw).world)(key)
+        np.testing.assert_array_equal(np.isnan(world.ridge), world.task == 2)
+    classes = dataclasses.replace(RIDGE, error="logistic")
+    zero_one = CLIENTS._replace(y=(Y > 0).astype(float))
+    world = pgfl.make(classes, GRAPH, lambda key: zero_one).world(key)
+    np.testing.assert_array_equal(np.isnan(world.y), MASK & (Y <= 0))
 
 
 def test_what_is_out_of_range_is_refused():
