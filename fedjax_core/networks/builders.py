@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -395,10 +396,11 @@ def mixing(
     check.one_of(("metropolis", "neighbours"), rule=rule)
     if components(graph).max(initial=0) > 0:
         warnings.warn("graph is not connected: its parts never agree.", stacklevel=2)
-    if rule == "metropolis":
-        weights = np.array(metropolis(graph).dense(), np.float64)
-    else:
-        joined = np.asarray(graph.dense()) > 0
+    with jax.ensure_compile_time_eval():  # the graph is known within a jit, too
+        weighted = metropolis(graph) if rule == "metropolis" else graph
+        weights = np.array(weighted.dense(), np.float64)
+    if rule == "neighbours":
+        joined = weights > 0
         weights = joined / (1 + joined.sum(1, keepdims=True))
     np.fill_diagonal(weights, 1 - weights.sum(1))
     return weights.astype(jnp.result_type(float))
