@@ -89,9 +89,9 @@ The thesis prints the sizes and the orderings but no penalty, step size, data la
 or budget; those here are the ones with which an independent calculation found the order
 that is printed. Rows have norm 1, so that 1 bounds the gradient of an absolute error;
 for squared errors, whose gradients nothing bounds, it is an assumption of the thesis
-and no guarantee. The text's lambda_1, 0.001 times the largest entry of X'y, would show
-every node what all others have, which no budget accounts for: 0.56 stands in its place,
-its mean over the law of the data. The normalised error is a sum over nodes, as in the
+and no guarantee. The text's lambda_1, 0.001 times the largest entry of X'y, depends on
+the rows of all nodes, for which no budget accounts: 0.56 stands in its place, its mean
+over the law of the data. The normalised error is a sum over nodes, as in the
 text, and scales with 1 / ||w||^2, with w drawn anew for every seed: the calculation,
 whose w is another one, is met up to a common factor, and what should agree are
 quotients of methods.
