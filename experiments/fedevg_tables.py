@@ -39,6 +39,7 @@ from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import cifar, digits, images, medmnist, mnist, partition
 from fedjax_core.experiments.report import (
     check_each,
+    claims_table,
     panels,
     save,
     tabulate,
@@ -57,7 +58,6 @@ from fedjax_core.study_report import (
     markdown,
     tables,
     text_of,
-    verdict_of,
     write,
 )
 from fedjax_core.types import Params
@@ -448,23 +448,19 @@ def outcome(experiment: Experiment, cells: Sequence[Cell], which: str) -> study.
 def best(found: study.Outcome) -> Table:
     """Whether FedEvg is better than the best of the others, seed by seed."""
     sign, which = (1 if found.study.higher_is_better else -1), found.study.metric
-    ends: dict[str, dict[str, np.ndarray]] = {}
-    for row in found.rows:
-        ends.setdefault(row.setting, {})[row.method] = sign * row.values
-    rows = []
-    for setting, values in ends.items():
+    claims = []
+    for setting in dict.fromkeys(row.setting for row in found.rows):
+        rows = [row for row in found.rows if row.setting == setting]
+        values = {row.method: sign * row.values for row in rows}
         known = printed_of(setting, which)
         first = max(known, key=lambda name: sign * known[name], default="")
-        others = [v for name, v in values.items() if name != "FedEvg"]
-        ours = values.get("FedEvg", np.zeros(0))
-        gap, verdict = "", "undecided"
-        if others and all(len(v) == len(ours) > 0 for v in others):
-            d = ours - np.max(others, axis=0)
-            gap, verdict = f"{d.mean():+.4f}", verdict_of(d, found.study.level)
-        printed = {"": "", "FedEvg": "yes"}.get(first, f"no, {first}")
-        rows.append((setting, printed, gap, verdict))
-    title = f"FedEvg is best, by {which}"
-    return Table(title, ("setting", "by printed numbers", "by", "verdict"), rows)
+        printed = f", printed: {first}" if first else ""
+        ours = values.pop("FedEvg", np.zeros(0))
+        others, gap = list(values.values()), np.zeros(0)
+        if others and all(len(v) == len(ours) for v in others):
+            gap = ours - np.max(others, axis=0)
+        claims.append((f"FedEvg is best by {which}{printed}", setting, gap))
+    return claims_table(f"The best by {which}", claims)
 
 
 def printed_of(setting: str, which: str) -> Mapping[str, float]:

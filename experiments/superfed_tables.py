@@ -538,11 +538,16 @@ def table(
         if (known := printed_of(part, *cell))
     }
     settings = list(dict.fromkeys(setting for _, setting in found))
+    sign = 1 if higher else -1
+    worth = {cell: sign * number for cell, number in printed.items()}
     claims = [
-        (*pair, setting)
+        (better, worse, setting)
         for setting in settings
-        for pair in orders(experiment, part, [m for m, s in found if s == setting])
-        if _is_printed(printed, *pair, setting, 1 if higher else -1)
+        for better, worse in orders(
+            experiment, part, [m for m, s in found if s == setting]
+        )
+        # Not where the text's own numbers are equal or the other way round.
+        if worth.get((better, setting), np.inf) > worth.get((worse, setting), -np.inf)
     ]
     where = experiment.out / (part if higher else metric)
     where.mkdir(parents=True, exist_ok=True)
@@ -554,18 +559,6 @@ def table(
         printed=printed,
         claims=claims,
     )
-
-
-def _is_printed(
-    printed: Mapping[tuple[str, str], float],
-    better: str,
-    worse: str,
-    setting: str,
-    sign: int,
-) -> bool:
-    """False where the text's own numbers are equal or the other way round."""
-    both = [printed.get((name, setting)) for name in (better, worse)]
-    return None in both or sign * both[0] > sign * both[1]  # pyright: ignore
 
 
 def orders(

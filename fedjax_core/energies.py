@@ -26,7 +26,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows
+from fedjax_core.arrays import along_rows, wide
 from fedjax_core.models.generative import Classifier
 from fedjax_core.reduce import Reduction, monoid
 from fedjax_core.types import Batch, Key, LossFn, Params
@@ -205,7 +205,7 @@ def mixture() -> Reduction:
     """
 
     def lift(update, arrival):
-        gradient = update.gradient.astype(_wide(update.gradient))
+        gradient = wide(update.gradient)
         size = jnp.log(jnp.maximum(arrival.num_examples, 1).astype(gradient.dtype))
         one = size + update.log_weight.astype(gradient.dtype)
         return _Sum(one, jnp.ones_like(one), gradient)
@@ -221,7 +221,7 @@ def mixture() -> Reduction:
         return _Sum(largest, weight, gradient)
 
     def identity(update):
-        x = jnp.zeros(update.gradient.shape, _wide(update.gradient))
+        x = wide(jnp.zeros(update.gradient.shape, update.gradient.dtype))
         one = jnp.zeros(x.shape[:1], x.dtype)
         return _Sum(one - jnp.inf, one, x)
 
@@ -231,10 +231,6 @@ def mixture() -> Reduction:
         return total.gradient / along_rows(weight, total.gradient)
 
     return monoid(lift, combine, identity, finish)._replace(name="mixture")
-
-
-def _wide(x: jax.Array) -> jnp.dtype:
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def step_sizes(

@@ -141,8 +141,13 @@ def barrier(lambdas: ArrayLike, losses: ArrayLike) -> np.ndarray:
 
     Returns:
       ``[...]``.
+
+    Raises:
+      ValueError: lambdas that do not begin with 0 and end with 1.
     """
     lam, losses = np.asarray(lambdas), np.asarray(losses)
+    if lam[0] != 0 or lam[-1] != 1:
+        raise ValueError(f"lambdas must go from 0 to 1, got {lam[0]:g} to {lam[-1]:g}.")
     line = (1 - lam) * losses[..., :1] + lam * losses[..., -1:]
     return (losses - line).max(-1)
 

@@ -69,5 +69,7 @@ def test_barriers_and_dips_of_a_way():
     convex = 3 * (lam - 0.4) ** 2
     hill = lam + np.sin(np.pi * lam)
     np.testing.assert_allclose(barrier(lam, [convex, hill]), [0, 1], atol=1e-12)
+    with pytest.raises(ValueError, match=r"lambdas must go from 0 to 1, got 0.1 to 1"):
+        barrier(lam[1:], hill[1:])
     np.testing.assert_allclose(dip([[0.5, 0.9, 0.7], [0.9, 0.2, 0.8]]), [-0.2, -0.7])
     np.testing.assert_allclose(dip([0.5, 0.9, 0.5]), 0)
