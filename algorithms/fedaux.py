@@ -185,7 +185,6 @@ def make_mixed(
 
     def round(state, cohort, key):
         inputs, prototypes = public_inputs(cohort), range(len(clients))
-        check.one_of(cohort.public, scores=config.scores)
         groups = [cohort] * len(clients)
         if len(clients) > 1:
             of = cohort.public["prototype"][cohort.client_id]

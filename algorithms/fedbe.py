@@ -67,21 +67,22 @@ def drawn_models(config: Config, logits: LogitsFn) -> feddf.Teacher:
         return jax.tree.map(jnp.square, delta)
 
     def labels(squares, update, center, public, key):
-        means, form = jax.tree.flatten(trained(center))
-        deviations = [
-            jnp.sqrt(jnp.maximum(square - move**2, 0))
-            for square, move in zip(
-                jax.tree.leaves(squares), jax.tree.leaves(trained(update)), strict=True
-            )
-        ]
+        means, form = trained(center), jax.tree.structure(trained(center))
+        deviations = jax.tree.map(
+            lambda square, move: jnp.sqrt(jnp.maximum(square - move**2, 0)),
+            squares,
+            trained(update),
+        )
+
+        def draw(m, s, key):
+            return (m + s * jax.random.normal(key, m.shape, s.dtype)).astype(m.dtype)
 
         def add(total, key):
-            keys = jax.random.split(key, len(means))
-            drawn = [
-                (m + s * jax.random.normal(k, m.shape, s.dtype)).astype(m.dtype)
-                for m, s, k in zip(means, deviations, keys, strict=True)
-            ]
-            params = with_trained(center, jax.tree.unflatten(form, drawn))
+            keys = jax.tree.unflatten(
+                form, list(jax.random.split(key, form.num_leaves))
+            )
+            drawn = jax.tree.map(draw, means, deviations, keys)
+            params = with_trained(center, drawn)
             said = jax.nn.softmax(predict(logits, params, public))
             return total + said.astype(total.dtype), None
 

@@ -102,17 +102,9 @@ a constant of its own, which no softmax sees."""
 def _losses_by_class(
     loss_fn: LossFn, num_classes: int, params: Params, batch: Batch, key: Key
 ) -> tuple[jax.Array, PyTree]:
-    """The loss for every class that an example might have.
+    """The loss for every class that an example might have, ``[B, K]``.
 
-    Args:
-      loss_fn: per-example losses of one label each, ``batch["y"]`` ``[B]``.
-      num_classes: K.
-      params: the model.
-      batch: examples; their labels, if any, are not looked at.
-      key: for the loss.
-
-    Returns:
-      ``[B, K]``, and the new statistics of a `Stateful` model, () of any other.
+    And the new statistics of a `Stateful` model, () of any other.
     """
     rows = jax.tree.leaves(dict(batch))[0].shape[0]
     stateful = isinstance(params, Stateful)

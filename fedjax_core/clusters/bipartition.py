@@ -146,15 +146,11 @@ def _checked(
     if cluster.shape != S.shape[:1]:
         raise ValueError(f"cluster must have shape {S.shape[:1]}, got {cluster.shape}.")
     if is_known(S, cluster):
-        known, off = np.asarray(S), np.asarray(cluster)
+        known = np.asarray(S)
         if not (np.abs(known) <= 1 + 1e-5).all():
             raise ValueError("similarity must be finite and in [-1, 1].")
         error = np.abs(known - known.T).max()
         if error > 1e-5:
             raise ValueError(f"similarity must be symmetric, is off by {error:.3g}.")
-        if off.min() < -1 or off.max() >= num_clusters:
-            raise ValueError(
-                f"cluster must be in -1..{num_clusters - 1}, got {off.min()} to "
-                f"{off.max()}."
-            )
+        check.each_in_range(-1, num_clusters - 1, cluster=cluster)
     return S, cluster

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
+from scipy.special import entr
 
 from fedjax_core import check
 from fedjax_core.arrays import wide
@@ -161,9 +162,7 @@ def delta_entropy(agreement: ArrayLike, num_classes: int) -> np.ndarray:
     check.each_in_range(0, 1, agreement=agreement)
     check.positive_int(num_classes=num_classes)
     a = np.asarray(agreement, float)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        coin = -np.where(a > 0, a * np.log2(a), 0)
-        coin = coin - np.where(a < 1, (1 - a) * np.log2(1 - a), 0)
+    coin = (entr(a) + entr(1 - a)) / math.log(2)
     return coin + (1 - a) * math.log2(num_classes)
 
 

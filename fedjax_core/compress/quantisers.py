@@ -80,7 +80,8 @@ def quantise_update(bits: int) -> Transform:
     def apply(message, key):
         del key
         sent = quantise(message.update, bits)
-        return Message(sent, Bits.of(bits * _size(sent) + 32))
+        size = sum(x.size for x in jax.tree.leaves(sent))
+        return Message(sent, Bits.of(bits * size + 32))
 
     return stateless(apply, name=f"quantise_update({bits})", statistics=True)
 
@@ -205,10 +206,6 @@ def sketch(rate: float, *, quantised: bool = True) -> Transform:
         return jnp.where(there, sent, 0), bits + (128 if quantised else 64)
 
     return of_vectors(compress, name=f"sketch({rate}, {quantised})")
-
-
-def _size(update: PyTree) -> int:
-    return sum(x.size for x in jax.tree.leaves(update))
 
 
 def bit_plan(

@@ -136,8 +136,9 @@ def test_without_distillation_it_is_fedavg():
 def test_scores_that_are_not_there_are_named():
     other = dataclasses.replace(CONFIG, scores="certainty")
     algorithm = fedaux.make(other, softmax_loss)
+    data, model = FederatedData(TRAIN, public=OURS), models.logistic_regression(3, 3)
     with pytest.raises(ValueError, match=r"scores must be one of .* got 'certainty'"):
-        next(rounds(algorithm, public=OURS))
+        algorithm.needs(model, data)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,7 +64,7 @@ def test_what_theory_does_not_cover_is_refused():
         (lambda: theory.residual_bound(1.0, 1.0), "alpha must be in"),
         (lambda: theory.residual_bound(0.5, -1.0), "largest must be >= 0"),
         (lambda: theory.information_budget("stc", 0.0, 1, 1, 1), "rate must be > 0"),
-        (lambda: theory.contraction(np.ones(3), 0), r"k must be in \[1, 3\], got 0"),
+        (lambda: theory.contraction(jnp.ones(3), 0), r"k must be in \[1, 3\], got 0"),
         (
             lambda: theory.convergence_terms(
                 3, 1.5, smoothness=1, convexity=1, gradient=1
@@ -73,9 +74,15 @@ def test_what_theory_does_not_cover_is_refused():
         (lambda: golomb.expected_bits(2.0, 3), "rate must be > 0 and < 1"),
         (lambda: golomb.expected_bits(0.5, -1), "b must be >= 0"),
         (lambda: labels.num_label_vectors(0, 3), "bits must be >= 1"),
-        (lambda: labels.delta_entropy([0.5, 2.0], 3), r"in \[0, 1\], got 2.0"),
-        (lambda: labels.fit_power_law([0, 1], [1, 1]), r"rounds must be .* got 0"),
-        (lambda: labels.fit_power_law([1, 2], [1, 0]), "entropy must be"),
+        (
+            lambda: labels.delta_entropy(np.array([0.5, 2.0]), 3),
+            r"in \[0, 1\], got 2.0",
+        ),
+        (
+            lambda: labels.fit_power_law(np.arange(2), np.ones(2)),
+            r"rounds must be .* got 0",
+        ),
+        (lambda: labels.fit_power_law(np.ones(2), np.arange(2)), "entropy must be"),
     ]:
         with pytest.raises(ValueError, match=message):
             wrong()
