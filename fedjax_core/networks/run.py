@@ -29,6 +29,7 @@ from fedjax_core.networks import asynchronous, operators
 from fedjax_core.networks.operators import Channel, Operator
 from fedjax_core.result import Result
 from fedjax_core.rounds import (
+    compiler_options,
     gathered,
     joined_seeds,
     over_seeds,
@@ -164,7 +165,7 @@ class _Steps:
             return system.init(world, random.stream(key, "init"))
 
         self._worlds = self._drawn()
-        start = _compiled(self._by_seed(init), self._worlds[0], self._keys[0])
+        start = self._compiled(self._by_seed(init), self._worlds[0], self._keys[0])
         self._states = _of_blocks(start, self._worlds, self._keys)
         self._evaluate = jax.jit(self._by_seed(system.evaluate))
 
@@ -177,8 +178,16 @@ class _Steps:
         def draw(key):
             return jax.tree.map(_array, world(random.stream(key, "world")))
 
-        draw_block = _compiled(over_seeds(draw, self._width), self._keys[0])
+        draw_block = self._compiled(over_seeds(draw, self._width), self._keys[0])
         return _of_blocks(draw_block, self._keys)
+
+    def _compiled(self, f: Callable, *args: PyTree) -> Callable:
+        """`f` for arguments like these, of one block."""
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return f
+        # Where blocks take all cores, operations are not split as well.
+        options = compiler_options() if len(self._keys) > 1 else {}
+        return jax.jit(f, compiler_options=options).lower(*args).compile()
 
     def _by_seed(self, f: Callable) -> Callable:
         """``f(world, *args)`` for the seeds of a block, with args ``[seeds, ...]``."""
@@ -228,7 +237,7 @@ class _Steps:
         start = time.perf_counter()
         numbers = np.int32(0), np.int32(0), np.bool_(False)
         args = self._worlds[0], self._keys[0], self._states[0], *numbers
-        compiled = _compiled(chunk, *args)
+        compiled = self._compiled(chunk, *args)
         if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             self.compile_seconds += time.perf_counter() - start
             self.compilations += 1
@@ -255,13 +264,6 @@ class _Steps:
             {name: x for name, x in values.items() if x.ndim == 1},
             {name: x for name, x in values.items() if x.ndim > 1},
         )
-
-
-def _compiled(f: Callable, *args: PyTree) -> Callable:
-    """`f` for arguments like these."""
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return f
-    return jax.jit(f).lower(*args).compile()
 
 
 def _of_blocks(f: Callable, *parts: Sequence[PyTree]) -> list[PyTree]:
