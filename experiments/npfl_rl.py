@@ -372,9 +372,18 @@ def weights(found: Mapping[str, Result]) -> list[Claim]:
         name: np.mean([roughness(p[f"tau_{k}"]) for k in ("fewest", "most")], 0)
         for name, p in paths.items()
     }
-    said = [Claim("DPG has smoother tau than SAC", "6.3", bends[SAC] - bends[DPG])]
+    early = max(1, paths[SAC]["tau"].shape[1] // 10 - 1)
+    speed = {
+        name: np.mean(
+            [abs(p[k][:, early] - p[k][:, 0]) for k in ("tau_few", "tau_many")], 0
+        )
+        for name, p in paths.items()
+    }
+    said = [
+        Claim("DPG has smoother tau than SAC", "6.3", bends[SAC] - bends[DPG]),
+        Claim("SAC has faster tau than DPG at first", "6.3", speed[SAC] - speed[DPG]),
+    ]
     for name, path in paths.items():
-        early = max(1, path["tau"].shape[1] // 10 - 1)
         for rows in ("few", "some", "many"):
             tau = np.asarray(path[f"tau_{rows}"], np.float64)
             first, soon, last = tau[:, 0], tau[:, early], tau[:, -1]

@@ -38,7 +38,8 @@ class Greedy:
     """Takes the best of equally spaced weights from 0 to 1, (6.8).
 
     Attributes:
-      num_actions: how many, >= 1; the smallest of those alike is taken.
+      num_actions: how many, >= 1; the smallest of those alike is taken, and none, NaN,
+        where a value is NaN.
     """
 
     num_actions: int = 21
@@ -51,7 +52,7 @@ class Greedy:
         del key
         actions = jnp.linspace(0, 1, self.num_actions, dtype=tau.dtype)
         values = jax.vmap(lambda a: value(jnp.full_like(tau, a)))(actions)
-        return actions[values.argmin(0)]
+        return jnp.where(jnp.isnan(values).any(0), jnp.nan, actions[values.argmin(0)])
 
 
 @dataclasses.dataclass(frozen=True)

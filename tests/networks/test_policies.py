@@ -20,6 +20,8 @@ def value(a):
 def test_greedy_takes_the_best_of_the_grid_and_the_first_of_equals():
     tau = policies.Greedy(11)(KEY, TAU, value)
     np.testing.assert_allclose(tau, [0.3, 0.0, 0.9, 0.0], atol=1e-6)
+    unknown = policies.Greedy(3)(KEY, TAU, lambda a: jnp.log(BEST - 0.5 * a))
+    np.testing.assert_array_equal(jnp.isnan(unknown), BEST < 0.5)
 
 
 def test_a_policy_gradient_steps_down_the_slope_within_0_and_1():
