@@ -234,11 +234,7 @@ def measure(experiment: Experiment, name: str, console: Console) -> list[Cell]:
 def errors(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Table:
     """Means and deviations over seeds, beside the reference where it is of the same."""
     free = {"budgets", "shown", "num_seeds", "seed", "figures", "out"}
-    comparable = all(
-        value == getattr(PRESETS["default"], key)
-        for key, value in vars(experiment).items()
-        if key not in free
-    )
+    comparable = report.alike(experiment, PRESETS["default"], free)
     rows = []
     for cell in cells:
         known = REFERENCE.get((name, cell.method), {}) if comparable else {}
@@ -253,20 +249,16 @@ def errors(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Table:
 def orderings(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Table:
     """Whether zCDP-NFL is better, at every budget; tested on logarithms by seed."""
     found, figure = {(c.method, c.budget): c for c in cells}, FIGURES[name]
-    rows = []
+    verdicts, rows = ("held", "undecided", "not held"), []
     for worse in (*figure.printed, *figure.others):
-        cells_of, held = [], []
+        at: dict[str, list[str]] = {verdict: [] for verdict in verdicts}
         for first in experiment.budgets:
             gap = np.log(found[worse, first].errors / found[OURS, first].errors)
-            verdict = verdict_of(gap)
-            cells_of.append(f"{verdict}, x {np.exp(gap.mean()):.3g}")
-            held += [f"{first:g}"] * (verdict == "held")
+            at[verdict_of(gap)].append(f"{first:g} (x {np.exp(gap.mean()):.3g})")
         source = "printed" if worse in figure.printed else "not printed"
-        where = "all" if len(held) == len(cells_of) else ", ".join(held) or "none"
-        rows.append((f"{OURS} < {worse}", source, *cells_of, where))
-    header = ("claim, < is less error", "in the text")
-    header = (*header, *(f"{first:g}" for first in experiment.budgets), "held at")
-    return Table(f"Figure {name}: orderings by first budget", header, rows)
+        rows.append((f"{OURS} < {worse}", source, *map(", ".join, at.values())))
+    title = f"Figure {name}: orderings at first budgets, and how many times less error"
+    return Table(title, ("claim, < is less error", "in the text", *verdicts), rows)
 
 
 def draw(experiment: Experiment, name: str, cells: Sequence[Cell]) -> Any:

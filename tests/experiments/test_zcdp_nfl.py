@@ -35,10 +35,9 @@ def test_orderings_are_tested_at_every_budget_and_the_reference_stands_beside():
         for method in zcdp_nfl.FIGURES["3.3"].others
     ]
     rows = zcdp_nfl.orderings(e, "3.3", cells + others).rows
-    assert rows[0][1:] == ("printed", "held, x 2", "held, x 2", "all")
-    assert rows[1][1:] == ("printed", "not held, x 0.5", "held, x 2", "0.01")
-    assert rows[2][1] == "not printed"
-    assert rows[2][4] == "none"
+    assert rows[0][1:] == ("printed", "0.001 (x 2), 0.01 (x 2)", "", "")
+    assert rows[1][1:] == ("printed", "0.01 (x 2)", "", "0.001 (x 0.5)")
+    assert rows[2][1:] == ("not printed", "", "0.001 (x 1), 0.01 (x 1)", "")
     shown = zcdp_nfl.errors(e, "3.3", cells).rows
     assert [row[4] for row in shown[:3]] == ["0.023", "12", "0.105"]
     other = dataclasses.replace(e, rounds=100)
