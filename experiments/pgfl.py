@@ -279,8 +279,7 @@ def configs(experiment: Experiment, name: str) -> dict[str, pgfl.Config]:
 
 PLAIN = {fixed(0): {}, fixed(0.4): {"tau": 0.4}}
 SEQUENCES = PLAIN | {FALLING: {"tau": 0.4, "tau_decay": 0.98}}
-ALL = PLAIN | {
-    fixed(0.2): {"tau": 0.2},
+ALL = {fixed(tau): {"tau": tau} for tau in (0.0, 0.2, 0.4)} | {
     GFL: {"num_clusters": 1},
     CLUSTER_FL: {"tau": 0.4, "mixing": "none"},
 }

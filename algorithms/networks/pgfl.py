@@ -85,8 +85,9 @@ class Config:
     gradient_bound: float | None = None
 
     def __post_init__(self):
-        check.positive_int(num_clusters=self.num_clusters)
-        check.positive_int(solver_steps=self.solver_steps)
+        check.positive_int(
+            num_clusters=self.num_clusters, solver_steps=self.solver_steps
+        )
         if self.per_server is not None:
             check.positive_int(per_server=self.per_server)
         check.positive(rho=self.rho, tau_decay=self.tau_decay)
