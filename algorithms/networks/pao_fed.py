@@ -191,10 +191,9 @@ def step(
         place = jnp.arange(d)[None] - offset[:, None]
         received &= jnp.where(place < 0, place + d, place) < m
     merged = jnp.where(received, state.params[None], state.models)
-    # As a product with ones: XLA wakes threads for a sum of so few on CPU.
-    error = world.y[t] - jnp.matmul(
-        merged * z, jnp.ones(d, z.dtype), precision="highest"
-    )
+    # Not as a sum, for which XLA wakes threads on CPU; it takes longer than all else.
+    ones = jnp.ones(d, z.dtype)
+    error = world.y[t] - jnp.matmul(merged * z, ones, precision="highest")
     if config.signs:
         models, sent = state.models, jnp.sign(error[:, None] * z)
     else:
@@ -210,7 +209,7 @@ def step(
     if m < d:
         rows = offsets(config, m, d, later, num_clients)[:, None] + jnp.arange(m)[None]
         sent = jnp.take_along_axis(sent, rows % d, axis=1)
-    first = jnp.int32(0) if m == d else m * (later % d) % d
+    first = m * (later % d) % d
     shared = _summed(config, by_delay, sent, d, first)
     hits = _summed(config, by_delay, jnp.ones_like(sent), d, first)
     now, put = t % (config.max_delay + 1), lax.dynamic_update_index_in_dim
@@ -263,9 +262,7 @@ def _arrive(config: Config, state: State, t: jax.Array) -> jax.Array:
     """The server's model after the messages that arrive in iteration t."""
     late = _delays(config)
     slot, row = (t - late) % (config.max_delay + 1), jnp.arange(len(late))
-    sums, hits, senders = (
-        x[slot, row] for x in (state.sums, state.hits, state.senders)
-    )
+    sums, hits, senders = (x[slot, row] for x in state[2:])
     w = state.params
     if config.signs:
         return w + config.step_size * jnp.sign(sums.sum(0))
