@@ -191,7 +191,7 @@ def step(
         place = jnp.arange(d)[None] - offset[:, None]
         received &= jnp.where(place < 0, place + d, place) < m
     merged = jnp.where(received, state.params[None], state.models)
-    # Not as a sum, for which XLA wakes threads on CPU; it takes longer than all else.
+    # Not as a sum, for which XLA wakes threads on CPU.
     ones = jnp.ones(d, z.dtype)
     error = world.y[t] - jnp.matmul(merged * z, ones, precision="highest")
     if config.signs:
