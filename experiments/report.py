@@ -412,7 +412,8 @@ def cheaper(
         paper = ""
         if cheap in printed and dear in printed:
             at = ("uplink", "downlink").index(way)
-            paper = f"x {printed[dear][at] / printed[cheap][at]:.3g}"
+            times = printed[dear][at] / printed[cheap][at]
+            paper = f"x {times:.3g}" if times == times else "n.a."
         rows.append((f"{cheap} < {dear}, {way}", ours, paper, verdict))
     header = ("claim, < is cheaper", "saves", "printed", "verdict")
     return study_report.Table(f"{title}, of seeds that reach {target:g}", header, rows)
