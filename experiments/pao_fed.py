@@ -7,7 +7,6 @@ as fast as a variant of PAO-Fed, on seeds of their own. Figure 4.4 needs files, 
 --path.
 """
 
-import csv
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
@@ -18,23 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from rich.console import Console
 
 from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import pao_fed
 from fedjax_core.datasets import calcofi, streams
-from fedjax_core.experiments.report import (
-    decibels,
-    panels,
-    save,
-    tabulate,
-    write_page,
-)
+from fedjax_core.experiments.report import Page, band, decibels, panels, write_csv
 from fedjax_core.networks.run import run
 from fedjax_core.networks.streaming import World, featurise, held_out_error
 from fedjax_core.networks.theory.partial_sharing import largest_step_sizes
-from fedjax_core.processes import is_first
-from fedjax_core.study_report import Table, sign_flip, text_of, verdict_of
+from fedjax_core.study_report import Table, sign_flip, verdict_of
 from fedjax_core.types import Key
 
 FIGURES = ("4.2", "4.3", "4.4", "4.5", "4.6")
@@ -487,8 +478,7 @@ def draw(experiment: Experiment, found: Findings) -> Any:
                 continue
             x, y = finding.result.evaluated, decibels(finding.error)
             low, middle, high = np.percentile(y, (10, 50, 90), axis=0)
-            at.plot(x, middle, color=f"C{k}", label=label, linewidth=1)
-            at.fill_between(x, low, high, color=f"C{k}", alpha=0.15, linewidth=0)
+            band(at, x, middle, low, high, f"C{k}", label, "-")
         at.set(title=panel, xlabel="iteration", ylabel="test error, dB")
         if panel == "4.3b":
             at.set(xlabel="kilobits of all clients in an iteration", xscale="log")
@@ -498,7 +488,7 @@ def draw(experiment: Experiment, found: Findings) -> Any:
 
 def main(experiment: Experiment) -> None:
     """Runs the figures; prints tables and limits, and where page and figure are."""
-    console, found = Console(), find(experiment)
+    found = find(experiment)
     lines = cells(found)
 
     def text(value: Any) -> str:
@@ -526,17 +516,9 @@ def main(experiment: Experiment) -> None:
             alike(found),
         ),
     ]
-    for table in tables:
-        console.print(tabulate(table.header, table.rows, title=table.title))
-    said = limits(experiment)
-    for sentence in said:
-        console.print(sentence, highlight=False)
-    save(draw(experiment, found), experiment.out / "pao_fed.png", console)
-    page = ["# Asynchronous online learning", "", *map(text_of, tables)]
-    page += ["![curves](pao_fed.png)", "", *(f"- {sentence}" for sentence in said)]
-    write_page(page, experiment.out / "summary.md", console)
-    if is_first():
-        with open(experiment.out / "table.csv", "w", newline="", encoding="utf-8") as f:
-            table = csv.DictWriter(f, list(lines[0]), lineterminator="\n")
-            table.writeheader()
-            table.writerows(lines)
+    page = Page("Asynchronous online learning", limits(experiment), experiment.out)
+    page.add(*tables)
+    page.draw("pao_fed", draw(experiment, found))
+    page.write("summary")
+    rows = [list(line.values()) for line in lines]
+    write_csv(experiment.out / "table.csv", [list(lines[0]), *rows])
