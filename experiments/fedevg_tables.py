@@ -19,7 +19,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-from rich.console import Console
 
 from fedjax_core import (
     Algorithm,
@@ -37,14 +36,7 @@ from fedjax_core import (
 from fedjax_core.algorithms import fedcgan, fedcvae, fedevg
 from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import cifar, digits, images, medmnist, mnist, partition
-from fedjax_core.experiments.report import (
-    check_each,
-    claims_table,
-    panels,
-    save,
-    tabulate,
-    write_page,
-)
+from fedjax_core.experiments.report import Page, check_each, claims_table, panels
 from fedjax_core.generated import (
     Classifier,
     drawn,
@@ -53,13 +45,7 @@ from fedjax_core.generated import (
 )
 from fedjax_core.models import layers, residual
 from fedjax_core.result import spread
-from fedjax_core.study_report import (
-    Table,
-    markdown,
-    tables,
-    text_of,
-    write,
-)
+from fedjax_core.study_report import Table
 from fedjax_core.types import Params
 
 NAMES = ("FedCGAN", "FedCVAE", "FedEvg")
@@ -512,17 +498,19 @@ def described(experiment: Experiment) -> str:
         f"from {e.first_step:g} to {e.last_step:g} by {SCHEDULES[e.schedule]}; images "
         f"are clipped to [0, 1], entries of gradients to {e.gradient_within:g}. "
         "The local steps of small presets were chosen on another seed, by training "
-        "images that were held out.\n"
+        "images that were held out."
     )
 
 
 def main(experiment: Experiment) -> None:
     """Runs everything, prints the tables and writes one page of all."""
-    console, everything, pictures, said = Console(), [], [], []
+    about = f"{LIMITS}\n{described(experiment)}"
+    page = Page("Synthetic data, reduced", about, experiment.out)
+    everything, drawn_of = [], {}
     for name in experiment.data:
         pool, num_classes = load(experiment, name)
         features, accuracy = features_of(experiment, pool, num_classes)
-        said.append(
+        page.parts.append(
             f"* {name}: {len(pool.train['y'])} training images of "
             f"{experiment.size} x {experiment.size} pixels; the network of features is "
             f"right on {accuracy:.1%} of {len(pool.test['y'])} test images."
@@ -530,28 +518,22 @@ def main(experiment: Experiment) -> None:
         for clients in experiment.num_clients:
             for alpha in experiment.alphas:
                 setting = name_of(name, clients, alpha)
-                console.rule(setting)
+                page.console.print(f"{setting} ...", highlight=False)
                 data = partition.dirichlet_by_client(pool, clients, alpha)
                 cells = run(experiment, setting, data, pool, features, num_classes)
                 everything += cells
                 ended = [cell for cell in cells if cell.result is not None]
                 if ended:
-                    file = experiment.out / "figures" / f"{setting}.png"
-                    save(draw(ended, num_classes), file, console)
-                    pictures.append(f"![{setting}](<figures/{setting}.png>)\n")
-    text = described(experiment)
-    parts = [f"# Synthetic data, reduced\n\n{LIMITS}\n{text}", *said, ""]
+                    drawn_of[setting] = draw(ended, num_classes)
+    page.parts.append("")
     for which, title in (
         ("accuracy", "Tables 4.2 and 4.3: accuracy of a classifier of these images"),
         ("frechet", "Tables 4.4 and 4.5: Fréchet distance to the test part"),
     ):
         found = outcome(experiment, everything, which)
-        for table in (*tables(found), best(found)):
-            console.print(tabulate(table.header, table.rows, title=table.title))
-        console.print(f"page: {write(found)}", highlight=False)
-        parts += [f"# {title}\n", markdown(found), text_of(best(found))]
-    known = membership(everything)
-    console.print(tabulate(known.header, known.rows, title=known.title))
-    parts += [text_of(known), "# Figures 4.1 to 4.4: the images of one seed\n"]
-    console.print(f"{LIMITS}\n{text}", soft_wrap=True)
-    write_page([*parts, *pictures], experiment.out / "fedevg_tables.md", console)
+        page.show(title, found, [best(found)])
+    page.add(membership(everything))
+    page.parts.append("# Figures 4.1 to 4.4: the images of one seed\n")
+    for setting, figure in drawn_of.items():
+        page.draw(f"figures/{setting}", figure)
+    page.write("fedevg_tables")

@@ -23,22 +23,20 @@ from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import npfl
 from fedjax_core.datasets.networks import related_tasks
 from fedjax_core.experiments.report import (
+    Page,
     alike,
     band,
     check_each,
     claims_table,
     decibels,
     panels,
-    save,
-    tabulate,
     write_csv,
-    write_page,
 )
 from fedjax_core.networks import builders, labelled, policies, spectrum
 from fedjax_core.networks.graph import num_neighbours
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
-from fedjax_core.study_report import Table, text_of, verdict_of
+from fedjax_core.study_report import Table, verdict_of
 
 NFL, GREEDY = "NFL", "greedy"
 DPG, BATCH_DPG, SAC, BATCH_SAC = "DPG", "BRL-DPG", "SAC", "BRL-SAC"
@@ -478,31 +476,24 @@ def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]
 
 def main(experiment: Experiment) -> None:
     """Runs all methods in all settings, draws them and writes one page."""
-    console, e, parts = Console(), experiment, []
-    everything: dict[str, Mapping[str, Result]] = {}
-    said: dict[str, list[Claim]] = {}
+    e, found, said = experiment, {}, {}
+    page = Page("How much to learn from other clusters", NOTES, e.out)
     for setting in e.settings:
+        found[setting] = measure(e, setting, page.console)
+        _, near = clusters(in_setting(e, setting))
+        said[setting] = claims(in_setting(e, setting), found[setting], near)
+    page.add(overview(said))
+    for setting, methods in found.items():
         own = in_setting(e, setting)
-        found = everything[setting] = measure(e, setting, console)
         differs = SETTINGS[setting][0] if setting in SETTINGS else "that of the text"
         parts_of_runs, near = clusters(own)
-        parts.append(
+        page.parts.append(
             f"# Setting {setting}: {differs}\n\nThe {e.num_clusters} clusters are "
             f"{parts_of_runs.mean():.1f} connected parts in the mean, and each learns "
             f"a model of its own. {(~near).mean():.0%} of the nodes have no "
             "neighbour in their cluster, the others have company.\n"
         )
-        said[setting] = claims(own, found, near)
-        for table in (levels(own, found), orderings(own, said[setting])):
-            console.print(tabulate(table.header, table.rows, title=table.title))
-            parts.append(text_of(table))
-        picture = f"npfl_rl_{setting.replace(' ', '_')}.png"
-        save(draw(own, found), e.out / picture, console)
-        parts.append(f"![Figures 6.1 to 6.3, {setting}]({picture})\n")
-    table = overview(said)
-    console.print(tabulate(table.header, table.rows, title=table.title))
-    title = "# How much to learn from other clusters"
-    parts = [f"{title}\n\n{NOTES}", text_of(table), *parts]
-    write_csv(e.out / "npfl_rl.csv", lines(everything))
-    console.print(NOTES, soft_wrap=True)
-    write_page(parts, e.out / "npfl_rl.md", console)
+        page.add(levels(own, methods), orderings(own, said[setting]))
+        page.draw(f"npfl_rl_{setting.replace(' ', '_')}", draw(own, methods))
+    write_csv(e.out / "npfl_rl.csv", lines(found))
+    page.write("npfl_rl")

@@ -25,22 +25,20 @@ from fedjax_core.algorithms.networks import pgfl
 from fedjax_core.datasets import medmnist, mnist
 from fedjax_core.datasets.servers import class_pairs, related_lines
 from fedjax_core.experiments.report import (
+    Page,
     alike,
     band,
     check_each,
     claims_table,
     decibels,
     panels,
-    save,
-    tabulate,
     write_csv,
-    write_page,
 )
 from fedjax_core.networks import builders, served
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
 from fedjax_core.privacy import DynamicBudget
-from fedjax_core.study_report import Table, text_of
+from fedjax_core.study_report import Table
 
 GFL, CLUSTER_FL, FALLING = "GFL", "ClusterFL", "tau = 0.4 x 0.98^n"
 
@@ -583,25 +581,20 @@ def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]
 
 def main(experiment: Experiment) -> None:
     """Runs the figures, draws them and writes one page of all."""
-    console, e, parts = Console(), experiment, []
-    found: dict[str, Mapping[str, Result]] = {}
+    e, found = experiment, {}
+    title = "Servers on a graph and clusters of clients"
+    page = Page(title, NOTES, e.out)
     for name in e.figures:
         try:
-            found[name] = measure(e, name, console)
+            found[name] = measure(e, name, page.console)
         except FileNotFoundError as missing:
-            parts.append(f"Figure {name} is left out: {missing}\n")
-            console.print(parts[-1], soft_wrap=True, highlight=False)
-            continue
-        table = levels(e, name, found[name])
-        console.print(tabulate(table.header, table.rows, title=table.title))
-        picture = f"figure_{re.sub('[^0-9a-z]+', '_', name)}.png"
-        save(draw(e, name, found[name]), e.out / picture, console)
-        parts += [text_of(table), f"![Figure {name}]({picture})\n"]
-    table = orderings(e, found)
-    console.print(tabulate(table.header, table.rows, title=table.title))
-    title = "# Servers on a graph and clusters of clients"
-    parts = [f"{title}\n\n{NOTES}", text_of(table), *parts]
+            page.parts.append(f"Figure {name} is left out: {missing}\n")
+            page.console.print(page.parts[-1], soft_wrap=True, highlight=False)
+    page.add(orderings(e, found))
+    for name, methods in found.items():
+        page.add(levels(e, name, methods))
+        picture = f"figure_{re.sub('[^0-9a-z]+', '_', name)}"
+        page.draw(picture, draw(e, name, methods))
     e.out.mkdir(parents=True, exist_ok=True)
     write_csv(e.out / "pgfl.csv", lines(found))
-    console.print(NOTES, soft_wrap=True)
-    write_page(parts, e.out / "pgfl.md", console)
+    page.write("pgfl")

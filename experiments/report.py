@@ -189,7 +189,7 @@ class Page:
     def draw(self, name: str, figure: Any) -> None:
         """Writes a figure as NAME.png and puts it on the page."""
         save(figure, self._out / f"{name}.png", self.console)
-        self.parts.append(f"![{name}](<{name}.png>)\n")
+        self.parts.append(f"![{Path(name).name}](<{name}.png>)\n")
 
     def write(self, name: str) -> None:
         """Prints what is to be known of the numbers; writes the page as NAME.md."""

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from rich.console import Console
 
 from fedjax_core import (
     Algorithm,
@@ -54,11 +53,10 @@ from fedjax_core.datasets import (
     partition,
 )
 from fedjax_core.experiments.report import (
+    Page,
     check_each,
     claims_table,
     outcome_of,
-    tabulate,
-    write_page,
 )
 from fedjax_core.experiments.superfed_figures import landscapes, profiles
 from fedjax_core.experiments.superfed_printed import (
@@ -72,7 +70,7 @@ from fedjax_core.experiments.superfed_printed import (
 from fedjax_core.local import by_round
 from fedjax_core.personal import best_lambda, with_mixtures
 from fedjax_core.result import spread
-from fedjax_core.study_report import Table, tables, text_of, write
+from fedjax_core.study_report import Table, tables, write
 from fedjax_core.types import LossFn
 
 PARTS = ("table 2.3", "table 2.4", "table 2.5", "table 2.6", "table 2.7")
@@ -649,14 +647,8 @@ def over_alpha(found: Found) -> Table:
 
 def main(experiment: Experiment) -> None:
     """Runs the studies, prints their tables and writes one page of all."""
-    e, console = experiment, Console()
-    parts = [f"# SuPerFed: chapter II, reduced\n\n{LIMITS}"]
-
-    def show(*some: Table) -> None:
-        for each in some:
-            console.print(tabulate(each.header, each.rows, title=each.title))
-            parts.append(text_of(each))
-
+    e = experiment
+    page = Page("SuPerFed: chapter II, reduced", LIMITS, e.out)
     clients = populations(e)
     studies = make_studies(e, clients)
     for part, by_setting in clients.items():
@@ -668,20 +660,20 @@ def main(experiment: Experiment) -> None:
             found |= here
             more.append(details(part, metric, outcome, here))
             if part == "table 2.3" and "figure 2.4" in e.parts:
-                more += landscapes(e, outcome, this, console)
+                more += landscapes(e, outcome, this, page.console)
             if part == "table 2.3" and "figure 2.5" in e.parts:
-                more += profiles(e, outcome, console)
+                more += profiles(e, outcome, page.console)
             if part == "figure 2.3":
                 more.append(inside(outcome))
             more += [x for x in tables(outcome) if x.title in ("Failed", "Unfinished")]
         if part == "table 2.4" and found:
             more.append(over_alpha(found))
-        parts.append(f"# {part.capitalize()}\n")
+        page.parts.append(f"# {part.capitalize()}\n")
         metrics = (metric, "ece", "mce") if part == "table 2.6" else (metric,)
         for name in metrics if found else ():
             whole = table(e, part, name, found)
-            show(*tables(whole))
-            console.print(f"page of {part}, {name}: {write(whole)}", highlight=False)
-        show(*more)
-    console.print(LIMITS, soft_wrap=True)
-    write_page(parts, e.out / "superfed_tables.md", console)
+            page.add(*tables(whole))
+            where = f"page of {part}, {name}: {write(whole)}"
+            page.console.print(where, highlight=False)
+        page.add(*more)
+    page.write("superfed_tables")
