@@ -92,7 +92,8 @@ Local steps and step sizes of `smoke` and `default` were chosen on a fifth of th
 training images of MNIST and of digits, held out for that, and never on test images. An
 epoch of clients this small is a few local steps, after which a classifier that starts
 anew has little to say of images: so local steps are a number there, the same for all
-methods.
+methods. The membership attack takes all training images for members, those of clients
+that no cohort had as well; images are made of the same draws with every seed.
 """
 SCHEDULES = {
     "half": "half a cosine",
