@@ -93,7 +93,8 @@ training images of MNIST and of digits, held out for that, and never on test ima
 epoch of clients this small is a few local steps, after which a classifier that starts
 anew has little to say of images: so local steps are a number there, the same for all
 methods. The membership attack takes all training images for members, those of clients
-that no cohort had as well; images are made of the same draws with every seed.
+that no cohort had as well; FedCGAN and FedCVAE make theirs of the same draws with every
+seed.
 """
 SCHEDULES = {
     "half": "half a cosine",
