@@ -168,10 +168,8 @@ def make_mixed(
     def needs(model, data):
         distillation.needs(config.num_classes)(model, data)
         check.one_of(data.public, scores=config.scores)
-        scores, n = (
-            np.asarray(data.public[config.scores]),
-            len(public_inputs(data)["x"]),
-        )
+        scores = np.asarray(data.public[config.scores])
+        n = len(public_inputs(data)["x"])
         check.rows(data.num_clients, scores=scores)
         if scores.shape[1:] != (n,) or not (scores > 0).all():
             raise ValueError(

@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from fedjax_core import check
@@ -67,7 +68,7 @@ def drawn_models(config: Config, logits: LogitsFn) -> feddf.Teacher:
         return jax.tree.map(jnp.square, delta)
 
     def labels(squares, update, center, public, key):
-        means, form = trained(center), jax.tree.structure(trained(center))
+        means = trained(center)
         deviations = jax.tree.map(
             lambda square, move: jnp.sqrt(jnp.maximum(square - move**2, 0)),
             squares,
@@ -78,9 +79,7 @@ def drawn_models(config: Config, logits: LogitsFn) -> feddf.Teacher:
             return (m + s * jax.random.normal(key, m.shape, s.dtype)).astype(m.dtype)
 
         def add(total, key):
-            keys = jax.tree.unflatten(
-                form, list(jax.random.split(key, form.num_leaves))
-            )
+            keys = optax.tree_utils.tree_split_key_like(key, means)
             drawn = jax.tree.map(draw, means, deviations, keys)
             params = with_trained(center, drawn)
             said = jax.nn.softmax(predict(logits, params, public))

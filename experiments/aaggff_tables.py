@@ -403,8 +403,8 @@ def orderings(outcome: study.Outcome, part: str, name: str) -> Table:
     for better, worse in pairs:
         for summary in ("average", "worst", "gini", "gap"):
             a, b = (_values(by_name[m], summary) for m in (better, worse))
-            both = len(a) and len(b)
-            gap = np.zeros(0) if not both else b - a if summary in LOWER else a - b
+            sign = -1 if summary in LOWER else 1
+            gap = sign * (a - b) if len(a) and len(b) else np.zeros(0)
             claims.append((f"{better} better than {worse}", summary, gap))
     title = f"Orderings: {name}, {part}, paired over seeds"
     return report.claims_table(title, claims, "+.2f")

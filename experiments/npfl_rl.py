@@ -476,17 +476,18 @@ def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]
 
 def main(experiment: Experiment) -> None:
     """Runs all methods in all settings, draws them and writes one page."""
-    e, found, said = experiment, {}, {}
+    e, found, said, left = experiment, {}, {}, {}
     page = Page("How much to learn from other clusters", NOTES, e.out)
     for setting in e.settings:
         found[setting] = measure(e, setting, page.console)
-        _, near = clusters(in_setting(e, setting))
-        said[setting] = claims(in_setting(e, setting), found[setting], near)
+        own = in_setting(e, setting)
+        left[setting] = clusters(own)
+        said[setting] = claims(own, found[setting], left[setting][1])
     page.add(overview(said))
     for setting, methods in found.items():
         own = in_setting(e, setting)
         differs = SETTINGS[setting][0] if setting in SETTINGS else "that of the text"
-        parts_of_runs, near = clusters(own)
+        parts_of_runs, near = left[setting]
         page.parts.append(
             f"# Setting {setting}: {differs}\n\nThe {e.num_clusters} clusters are "
             f"{parts_of_runs.mean():.1f} connected parts in the mean, and each learns "

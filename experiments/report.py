@@ -192,9 +192,15 @@ class Page:
         self.parts.append(f"![{Path(name).name}](<{name}.png>)\n")
 
     def write(self, name: str) -> None:
-        """Prints what is to be known of the numbers; writes the page as NAME.md."""
+        """Prints what is to be known of the numbers; writes NAME.md, and says where.
+
+        The first of several processes writes.
+        """
         self.console.print(self._said, highlight=False, soft_wrap=True)
-        write_page(self.parts, self._out / f"{name}.md", self.console)
+        path = self._out / f"{name}.md"
+        if is_first():
+            path.write_text("\n".join(self.parts) + "\n", "utf-8")
+        self.console.print(f"page: {path}", highlight=False)
 
 
 def recorded(
@@ -299,13 +305,6 @@ def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> None:
     if is_first():
         with path.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(lines)
-
-
-def write_page(parts: Sequence[str], path: Path, console: Console) -> None:
-    """Writes a page of Markdown, in the first of several processes, and says where."""
-    if is_first():
-        path.write_text("\n".join(parts) + "\n", "utf-8")
-    console.print(f"page: {path}", highlight=False)
 
 
 def alike(experiment: Any, other: Any, free: Iterable[str]) -> bool:

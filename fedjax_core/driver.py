@@ -187,8 +187,8 @@ def drive_cells(
     given = {"rounds": rounds, "seeds": seeds, "eval_every": eval_every}
     if eval_every is None:
         eval_every = max(1, rounds // 20)
-    marks = (eval_every, eval_every if checkpoint_every is None else checkpoint_every)
-    check.positive_int(eval_every=marks[0], checkpoint_every=marks[1])
+    save_every = eval_every if checkpoint_every is None else checkpoint_every
+    check.positive_int(eval_every=eval_every, checkpoint_every=save_every)
 
     how = {"checkpoint_every": checkpoint_every, "resume": resume, "strict": strict}
     _check_same(cells, given | how)
@@ -227,6 +227,7 @@ def drive_cells(
             bar = cleanup.enter_context(RoundsBar(started, rounds, progress))
         else:
             bar = progress
+        marks = (eval_every, save_every)
         spans = _spans(started, rounds, marks, machine.longest())
         chunks = machine.advance(list(spans))
         cleanup.callback(chunks.close)
@@ -263,7 +264,7 @@ def drive_cells(
                 stop = processes.first_says(any(stops))
             stop |= interrupt.came
             records = [(log, log.record) for log in running if log.record]
-            due = done % marks[1] == 0
+            due = done % save_every == 0
             if records and due and checkpoint_every is None:
                 due = processes.first_says(time.monotonic() - saved > _AT_RISK)
             if records and (due or done == rounds or stop):

@@ -247,14 +247,12 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
         return {}
     drawn = {}
     costs = {"megabytes": "uplink_bytes", "virtual seconds": "virtual_seconds"}
-    for name, measured in ({"rounds": ""} | costs).items():
+    # One point each over the same number of rounds shows nothing.
+    if any((r.train | r.evaluations)[metric].shape[1] > 1 for _, metric, r in runs):
+        costs = {"rounds": ""} | costs
+    for name, measured in costs.items():
         if measured and not all(measured in run.train for _, _, run in runs):
             continue
-        if not measured and all(
-            (run.train | run.evaluations)[metric].shape[1] == 1
-            for _, metric, run in runs
-        ):
-            continue  # one point each over the same number of rounds shows nothing
         drawn[name], axes = _axes()
         over = name.replace(" ", "_") if measured else None
         for label, metric, run in runs:

@@ -106,8 +106,8 @@ def encode_sparse(v: np.ndarray, k: int, values: Values) -> str:
         if (same != mean).any():
             raise ValueError(f"v must hold one magnitude, got {np.unique(same)}.")
         head = encode_floats(mean)
-    own = {"each": encode_floats, "signs": lambda x: f"{x < 0:d}"}
-    extra = [own.get(values, lambda x: "")(x) for x in there]
+    own = {"each": encode_floats, "signs": lambda x: f"{x < 0:d}", "mean": lambda x: ""}
+    extra = list(map(own[values], there))
     if k == v.size:
         if len(positions) < k:
             raise ValueError("v must have no 0 where positions are not sent.")

@@ -54,7 +54,9 @@ def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
     return _best(r, jnp.ones(T, r.dtype), jnp.full(K, 1 / K, r.dtype), steps)
 
 
-def _best(r: jax.Array, share: jax.Array, start: jax.Array, steps: int) -> jax.Array:
+def _best(
+    r: jax.Array, share: jax.Array, start: jax.Array, steps: int = 50
+) -> jax.Array:
     """`best_fixed` of rounds that count by their share ``[T]``, from `start` on."""
     share = share / share.sum()
     shorter = 0.5 ** jnp.arange(8, dtype=r.dtype)
@@ -106,7 +108,7 @@ def _regret(paid: jax.Array, r: jax.Array) -> jax.Array:
 
     def after(best, now):
         past = t <= now
-        best = _best(r, past.astype(r.dtype), best, 50)
+        best = _best(r, past.astype(r.dtype), best)
         return best, jnp.where(past, paid - decision_loss(best, r), 0).sum()
 
     return jax.lax.scan(after, start, t)[1]

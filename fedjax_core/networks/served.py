@@ -121,10 +121,10 @@ def prepared(
             )
     server, task = jnp.asarray(clients.server), jnp.asarray(clients.cluster)
     cluster = task if num_clusters > 1 else jnp.zeros_like(task)
-    ridge = shares(strength, num_servers, server)
+    groups, group = num_servers, server
     if by_cluster:
-        group = server * num_clusters + cluster
-        ridge = shares(strength, num_servers * num_clusters, group)
+        groups, group = groups * num_clusters, server * num_clusters + cluster
+    ridge = shares(strength, groups, group)
     ridge = jnp.where((cluster >= 0) & (cluster < num_clusters), ridge, jnp.nan)
     ridge = ridge.astype(X.dtype)
     if error == "logistic":

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_core import check, random
 from fedjax_core.arrays import is_known
@@ -61,10 +62,8 @@ def noise_by_leaf(key: Key, tree: PyTree, scale: Any, draw: Any) -> PyTree:
     The scale is one number or an array that broadcasts to the leaves; leaves and errors
     are those of `add_gaussian`.
     """
-    leaves, treedef = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
-    noisy = []
-    for leaf, k in zip(leaves, keys, strict=True):
+
+    def add(leaf, key):
         x = jnp.asarray(leaf)
         _floating(x)
         if jnp.finfo(x.dtype).bits < 32:
@@ -72,9 +71,10 @@ def noise_by_leaf(key: Key, tree: PyTree, scale: Any, draw: Any) -> PyTree:
                 f"noise needs arrays of float32 or float64, got dtype {x.dtype}, which "
                 "would round it away: cast them first."
             )
-        noise = jnp.asarray(scale, x.dtype) * draw(k, x.shape, x.dtype)
-        noisy.append(x + noise)
-    return treedef.unflatten(noisy)
+        return x + jnp.asarray(scale, x.dtype) * draw(key, x.shape, x.dtype)
+
+    keys = optax.tree_utils.tree_split_key_like(key, tree)
+    return jax.tree.map(add, tree, keys)
 
 
 def response_probability(num_classes: int, epsilon: float) -> float:
