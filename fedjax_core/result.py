@@ -39,7 +39,7 @@ class Result:
       seconds: wall time of this call's rounds, without compilation and evaluation.
       timed_rounds: rounds that `seconds` covers.
       compilations: how often the round was compiled.
-      compile_seconds: how long that took.
+      compile_seconds: how long that took; of a network, with what draws its world.
       run_dir: where the run was recorded, or None.
       execution: how the rounds ran, or None where nothing ran.
     """

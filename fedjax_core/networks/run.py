@@ -185,9 +185,12 @@ class _Steps:
         """`f` for arguments like these, of one block."""
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return f
+        start = time.perf_counter()
         # Where blocks take all cores, operations are not split as well.
         options = compiler_options() if len(self._keys) > 1 else {}
-        return jax.jit(f, compiler_options=options).lower(*args).compile()
+        compiled = jax.jit(f, compiler_options=options).lower(*args).compile()
+        self.compile_seconds += time.perf_counter() - start
+        return compiled
 
     def _by_seed(self, f: Callable) -> Callable:
         """``f(world, *args)`` for the seeds of a block, with args ``[seeds, ...]``."""
@@ -234,13 +237,10 @@ class _Steps:
 
             return self._by_seed(one)(world, keys, states)
 
-        start = time.perf_counter()
         numbers = np.int32(0), np.int32(0), np.bool_(False)
         args = self._worlds[0], self._keys[0], self._states[0], *numbers
         compiled = self._compiled(chunk, *args)
-        if not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            self.compile_seconds += time.perf_counter() - start
-            self.compilations += 1
+        self.compilations += not jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
         def run(span, world, keys, states):
             args = world, keys, states, *np.asarray(span, np.int32)
