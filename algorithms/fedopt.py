@@ -27,7 +27,7 @@ References:
 """
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,7 @@ import optax
 
 from fedjax_core import check
 from fedjax_core.algorithms import fedavg
-from fedjax_core.fair.decider import Decider
 from fedjax_core.parts import check_parts
-from fedjax_core.reduce import Reduction
-from fedjax_core.transform import Transform
 from fedjax_core.types import Algorithm, LossFn, Params
 
 
@@ -108,27 +105,17 @@ def server_optimizer(config: Config) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
-    downlink: Transform | None = None,
-    mixing: Decider | None = None,
-) -> Algorithm:
-    """Builds the method that ``config.rule`` names; arguments as in `fedavg.make`."""
+def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
+    """Builds the method that ``config.rule`` names.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      **parts: other arguments of `fedavg.make` but `server_optimizer`.
+    """
     check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        server_optimizer=server_optimizer(config),
-        transform=transform,
-        reduce=reduce,
-        downlink=downlink,
-        mixing=mixing,
+        config, loss_fn, server_optimizer=server_optimizer(config), **parts
     )
-    parts = {**algorithm.parts, "server_optimizer": config.rule}
-    return dataclasses.replace(algorithm, name=f"fed{config.rule}", parts=parts)
+    said = {**algorithm.parts, "server_optimizer": config.rule}
+    return dataclasses.replace(algorithm, name=f"fed{config.rule}", parts=said)

@@ -363,8 +363,12 @@ def _page(
     )
 
 
-def _command(out: Path) -> dict[str, str]:
-    return {"command": command.read(out).command} if command.exists(out) else {}
+def _command(out: Path) -> dict[str, Any]:
+    """What was typed, and all settings that it came to."""
+    if not command.exists(out):
+        return {}
+    made = command.read(out)
+    return {"command": made.command, "options": made.options}
 
 
 def _html_table(table: Table) -> str:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core import RunDirError, run_dir
+from fedjax_core import FederatedData, Packed, RunDirError, run_dir
 from fedjax_core.history import History
 from fedjax_core.run_dir import RunDir
 
@@ -348,6 +348,18 @@ def test_two_runs_do_not_share_a_directory(tmp_path):
         RunDir(tmp_path, CONFIG, resume=True)
     first.close()
     RunDir(tmp_path, CONFIG, resume=True).close()
+
+
+@pytest.mark.parametrize("row", [0, 30_001, 59_999])
+def test_any_other_value_is_other_data(row):
+    labels = np.zeros(60_000, np.int32)
+    other = labels.copy()
+    other[row] = 1
+    first, second = (
+        run_dir.fingerprint(FederatedData(Packed({"y": y}, np.array([0, 60_000]))))
+        for y in (labels, other)
+    )
+    assert first["checksum"] != second["checksum"]
 
 
 def test_versions_are_noted_where_they_change(copy):
