@@ -26,6 +26,7 @@ References:
 """
 
 import dataclasses
+from typing import Unpack
 
 import jax.numpy as jnp
 import optax
@@ -34,9 +35,7 @@ from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.local import init_bytes, local_sgd, sgd_step
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import averaging, mix, with_own_model
-from fedjax_core.reduce import Reduction
-from fedjax_core.transform import Transform
+from fedjax_core.personal import Parts, averaging, mix, with_own_model
 from fedjax_core.types import (
     Algorithm,
     LocalWork,
@@ -75,36 +74,20 @@ def _mixture(config: Config, own: Params, w: Params) -> Params:
     return with_trained(own, mix(trained(w), row["v"], alpha))
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
-) -> Algorithm:
-    """Builds APFL for the given loss; its state is `fedjax_core.personal.State`.
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
+    """Builds APFL; its state and `parts` are `fedjax_core.personal`'s.
 
     Metrics gain "personal_train_loss", of the mixture. Its statistics are the row's.
 
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
-      client_optimizer: of both models, instead of SGD with ``config.client_lr``, which
-        remains that of adaptive weights.
-      transform: applied to every delta before it is sent.
-      reduce: instead of the uniform mean.
+      **parts: see there; `client_optimizer` is of both models, and
+        ``config.client_lr`` remains the rate of adaptive weights.
     """
-    check_parts(
-        Config,
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
-    )
+    check_parts(Config, config, loss_fn, **parts)
     sgd = optax.sgd(config.client_lr)
-    optimizer = own_optimizer = client_optimizer or sgd
+    optimizer = own_optimizer = parts.get("client_optimizer") or sgd
     if config.adaptive:
         own_optimizer = optax.multi_transform(
             {"v": optimizer, "alpha": sgd}, {"v": "v", "alpha": "alpha"}
@@ -141,7 +124,5 @@ def make(
         client_bytes=lambda params: (
             4 * num_bytes(params) + init_bytes(optimizer)(params)
         ),
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
+        **parts,
     )

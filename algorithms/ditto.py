@@ -18,6 +18,7 @@ References:
 """
 
 import dataclasses
+from typing import Unpack
 
 import optax
 
@@ -25,9 +26,7 @@ from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.local import init_bytes, local_sgd, proximal_gradient, sgd_step
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import averaging, with_own_model
-from fedjax_core.reduce import Reduction
-from fedjax_core.transform import Transform
+from fedjax_core.personal import Parts, averaging, with_own_model
 from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn
 
 
@@ -71,46 +70,27 @@ def client_program(
     return with_own_model(federated, optimizer, own_step)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
-) -> Algorithm:
-    """Builds Ditto for the given loss; its state is `fedjax_core.personal.State`.
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
+    """Builds Ditto; its state and `parts` are `fedjax_core.personal`'s.
 
     Metrics gain "personal_train_loss", without the pull.
 
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
-      client_optimizer: of both models, instead of SGD with ``config.client_lr`` and
-        ``config.personal_lr``.
-      transform: applied to every delta before it is sent.
-      reduce: instead of the uniform mean.
+      **parts: see there; `client_optimizer` is of both models.
     """
-    check_parts(
-        Config,
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
-    )
+    check_parts(Config, config, loss_fn, **parts)
+    optimizer = parts.get("client_optimizer")
     return averaging(
         "ditto",
         config,
-        client_program(config, loss_fn, client_optimizer),
+        client_program(config, loss_fn, optimizer),
         keep=lambda params: params,
         own_model=lambda params, own: own,
         # The personal model before and after, and its gradient.
         client_bytes=lambda params: (
-            3 * num_bytes(params)
-            + init_bytes(client_optimizer or optax.identity())(params)
+            3 * num_bytes(params) + init_bytes(optimizer or optax.identity())(params)
         ),
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
+        **parts,
     )

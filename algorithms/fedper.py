@@ -19,14 +19,11 @@ References:
 
 import dataclasses
 import functools
-
-import optax
+from typing import Unpack
 
 from fedjax_core import check
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import partial_averaging, split
-from fedjax_core.reduce import Reduction, mean
-from fedjax_core.transform import Transform
+from fedjax_core.personal import Parts, partial_averaging, split
 from fedjax_core.types import Algorithm, LocalWork, LossFn
 
 
@@ -50,39 +47,23 @@ class Config:
         check.positive(client_lr=self.client_lr)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
-) -> Algorithm:
-    """Builds FedPer for the given loss; its state is `fedjax_core.personal.State`.
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
+    """Builds FedPer; its state and `parts` are `fedjax_core.personal`'s.
 
     Running statistics of personal layers are personal.
 
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
-      client_optimizer: instead of SGD with ``config.client_lr``.
-      transform: applied to every delta of the body before it is sent.
-      reduce: instead of the mean by examples.
+      **parts: see there; `transform` is of what is shared, `reduce` instead of
+        the mean by examples.
     """
-    check_parts(
-        Config,
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
-    )
+    check_parts(Config, config, loss_fn, **parts)
     return partial_averaging(
         "fedper",
         config,
         loss_fn,
         functools.partial(split, names=config.personal),
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce or mean("examples"),
+        weights="examples",
+        **parts,
     )

@@ -20,14 +20,11 @@ References:
 
 import dataclasses
 import functools
-
-import optax
+from typing import Unpack
 
 from fedjax_core import check
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import partial_averaging, split
-from fedjax_core.reduce import Reduction, mean
-from fedjax_core.transform import Transform
+from fedjax_core.personal import Parts, partial_averaging, split
 from fedjax_core.types import Algorithm, LocalWork, LossFn
 
 
@@ -60,31 +57,16 @@ class Config:
             )
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
-) -> Algorithm:
-    """Builds FedRep for the given loss; its state is `fedjax_core.personal.State`.
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
+    """Builds FedRep; its state and `parts` are `fedjax_core.personal`'s.
 
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
-      client_optimizer: instead of SGD with ``config.client_lr``.
-      transform: applied to every delta of the representation before it is sent.
-      reduce: instead of the uniform mean.
+      **parts: see there; `transform` is of what is shared, `reduce` instead of
+        the uniform mean.
     """
-    check_parts(
-        Config,
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
-    )
+    check_parts(Config, config, loss_fn, **parts)
 
     def phase(turn):
         head = config.head
@@ -98,7 +80,5 @@ def make(
         loss_fn,
         functools.partial(split, names=config.personal),
         phase=phase,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce or mean("uniform"),
+        **parts,
     )

@@ -23,6 +23,7 @@ References:
 """
 
 import dataclasses
+from typing import Unpack
 
 import optax
 
@@ -30,9 +31,7 @@ from fedjax_core import check
 from fedjax_core.arrays import num_bytes
 from fedjax_core.local import local_sgd
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import averaging
-from fedjax_core.reduce import Reduction, mean
-from fedjax_core.transform import Transform
+from fedjax_core.personal import Parts, averaging
 from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn
 
 
@@ -52,32 +51,17 @@ class Config:
         check.positive(client_lr=self.client_lr)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
-) -> Algorithm:
-    """Builds FedAvg with fine-tuning; its state is `fedjax_core.personal.State`.
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
+    """Builds FedAvg with fine-tuning; state and `parts` are `fedjax_core.personal`'s.
 
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
-      client_optimizer: instead of SGD with ``config.client_lr``.
-      transform: applied to every delta before it is sent.
-      reduce: instead of the mean by examples.
+      **parts: see there; `reduce` is instead of the mean by examples.
     """
-    check_parts(
-        Config,
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
-    )
-    local = local_sgd(loss_fn, client_optimizer or optax.sgd(config.client_lr))
+    check_parts(Config, config, loss_fn, **parts)
+    optimizer = parts.get("client_optimizer") or optax.sgd(config.client_lr)
+    local = local_sgd(loss_fn, optimizer)
 
     def init(received, own, turn):
         del own
@@ -96,7 +80,6 @@ def make(
         own_model=lambda params, own: own,
         # The personal model before and after.
         client_bytes=lambda params: 2 * num_bytes(params),
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce or mean("examples"),
+        weights="examples",
+        **parts,
     )

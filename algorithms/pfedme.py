@@ -22,6 +22,7 @@ References:
 """
 
 import dataclasses
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +34,7 @@ from fedjax_core.arrays import num_bytes
 from fedjax_core.local import Carry, init_bytes, proximal_gradient, sgd_step, with_stats
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import averaging
-from fedjax_core.reduce import Reduction
-from fedjax_core.transform import Transform
+from fedjax_core.personal import Parts, averaging
 from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn, trained
 
 
@@ -101,35 +100,19 @@ def client_program(
     return ClientProgram(init, step, finish)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
-) -> Algorithm:
-    """Builds pFedMe for the given loss; its state is `fedjax_core.personal.State`.
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
+    """Builds pFedMe; its state and `parts` are `fedjax_core.personal`'s.
 
     The metric "train_loss" is the personal model's, over all steps of the solver.
 
     Args:
       config: hyper-parameters.
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
-      client_optimizer: the solver, instead of SGD with ``config.personal_lr``. It
-        starts anew in every round.
-      transform: applied to every delta before it is sent.
-      reduce: instead of the uniform mean.
+      **parts: see there; `client_optimizer` is the solver, instead of SGD with
+        ``config.personal_lr``. It starts anew in every round.
     """
-    check_parts(
-        Config,
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
-    )
-    solver = client_optimizer or optax.sgd(config.personal_lr)
+    check_parts(Config, config, loss_fn, **parts)
+    solver = parts.get("client_optimizer") or optax.sgd(config.personal_lr)
     return averaging(
         "pfedme",
         config,
@@ -138,8 +121,6 @@ def make(
         own_model=lambda params, own: own,
         # The local model, and what personal model is kept before and after.
         client_bytes=lambda params: 3 * num_bytes(params) + init_bytes(solver)(params),
-        client_optimizer=client_optimizer,
         server_lr=config.server_lr,
-        transform=transform,
-        reduce=reduce,
+        **parts,
     )

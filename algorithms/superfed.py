@@ -32,7 +32,7 @@ References:
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +44,7 @@ from fedjax_core.arrays import num_bytes, wide
 from fedjax_core.local import Carry, init_bytes, proximal_gradient, sgd_step, with_stats
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import averaging, mix, name_of, with_mixtures
-from fedjax_core.reduce import Reduction, mean
-from fedjax_core.transform import Transform
+from fedjax_core.personal import Parts, averaging, mix, name_of, with_mixtures
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
@@ -178,11 +176,9 @@ def make(
     loss_fn: LossFn,
     *,
     init: Callable[[Key], Params],
-    client_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
+    **parts: Unpack[Parts],
 ) -> Algorithm:
-    """Builds SuPerFed for the given loss; its state is `fedjax_core.personal.State`.
+    """Builds SuPerFed; its state and `parts` are `fedjax_core.personal`'s.
 
     The metric "train_loss" is of the mixtures, without the regularisers.
 
@@ -191,23 +187,15 @@ def make(
       loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
       init: draws a client's personal model, as ``model.init`` does; unlike the server's
         where `nu` is to act.
-      client_optimizer: of both models, instead of SGD with ``config.client_lr``.
-      transform: applied to every delta before it is sent.
-      reduce: instead of the mean by examples.
+      **parts: see there; `client_optimizer` is of both models, `reduce` instead of
+        the mean by examples.
 
     Raises:
       TypeError, ValueError: `init` is no function; or, when the state is made, draws
         something unlike the server's parameters.
     """
-    check_parts(
-        Config,
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
-    )
-    optimizer = client_optimizer or optax.sgd(config.client_lr)
+    check_parts(Config, config, loss_fn, **parts)
+    optimizer = parts.get("client_optimizer") or optax.sgd(config.client_lr)
     if not callable(init):
         raise TypeError(f"init must be a function, as model.init is, got {init!r}.")
 
@@ -232,8 +220,7 @@ def make(
         client_bytes=lambda params: (
             4 * num_bytes(params) + 2 * init_bytes(optimizer)(params)
         ),
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce or mean("examples"),
+        weights="examples",
+        **parts,
     )
     return with_mixtures(algorithm, config.lambdas)

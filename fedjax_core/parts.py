@@ -37,6 +37,11 @@ def check_parts(kind: type, config: Any, loss_fn: Any, **parts: Any) -> None:
             f"loss_fn must be a function, as model.loss is, got {_of(type(loss_fn))}."
         )
     for name, part in parts.items():
+        if name not in _KINDS:
+            raise TypeError(
+                f"{name!r} is nothing that a method is built from, which are "
+                f"{', '.join(_KINDS)}."
+            )
         if part is not None:
             check.instance(_KINDS[name], **{name: part})
 

@@ -7,7 +7,7 @@ every client keeps a row of its own from which its personal model comes.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -208,6 +208,20 @@ class State(NamedTuple):
     clients: Any  # [N, ...], a `Row` and the state of the transform
 
 
+class Parts(TypedDict, total=False):
+    """What the `make` of a personal method takes beside its config.
+
+    Attributes:
+      client_optimizer: of clients, instead of plain SGD with the config's rates.
+      transform: applied to every delta before it is sent: clipping, compression.
+      reduce: instead of the method's mean: by other weights, robust or noisy.
+    """
+
+    client_optimizer: optax.GradientTransformation | None
+    transform: Transform | None
+    reduce: Reduction | None
+
+
 class Row(NamedTuple):
     """What a client keeps; until it has trained it, it uses the server's model."""
 
@@ -227,6 +241,7 @@ def averaging(
     begins: int = 0,
     split: Split = lambda params: (params, None),
     server_lr: float = 1.0,
+    weights: Literal["examples", "uniform"] = "uniform",
     client_optimizer: optax.GradientTransformation | None = None,
     transform: Transform | None = None,
     reduce: Reduction | None = None,
@@ -246,11 +261,12 @@ def averaging(
       begins: the first round that trains what clients keep.
       split: what of the model is shared, by default all of it.
       server_lr: step size along the mean delta.
+      weights: of the mean over clients.
       client_optimizer: what `program` was given in the place of plain SGD, if anything.
-      transform: applied to every delta before it is sent: clipping, compression.
-      reduce: instead of the uniform mean: by examples, robust or noisy.
+      transform: as in `Parts`.
+      reduce: as in `Parts`.
     """
-    transform, reduce = transform or identity(), reduce or mean("uniform")
+    transform, reduce = transform or identity(), reduce or mean(weights)
 
     def first(row, turn):
         """What it keeps, once drawn: rows start equal, and a client's key changes."""
@@ -353,9 +369,8 @@ def partial_averaging(
     split: Split,
     *,
     phase: Callable[[Turn], tuple[Any, Any]] | None = None,
-    client_optimizer: optax.GradientTransformation | None,
-    transform: Transform | None,
-    reduce: Reduction,
+    weights: Literal["examples", "uniform"] = "uniform",
+    **parts: Unpack[Parts],
 ) -> Algorithm:
     """A method in which some parameters are shared and averaged, and others stay.
 
@@ -366,11 +381,10 @@ def partial_averaging(
       split: which parameters are shared.
       phase: whether a step trains those that are shared, and a client's own; both, if
         left out. An optimiser does not see the steps that it does not take.
-      client_optimizer: instead of SGD with ``config.client_lr``.
-      transform: as in `averaging`.
-      reduce: as in `averaging`.
+      weights: as in `averaging`.
+      **parts: the optimiser is instead of SGD with ``config.client_lr``.
     """
-    optimizer = client_optimizer or optax.sgd(config.client_lr)
+    optimizer = parts.get("client_optimizer") or optax.sgd(config.client_lr)
     if phase is not None:
         optimizer = _in_turns(optimizer, split)
 
@@ -403,9 +417,8 @@ def partial_averaging(
             2 * num_bytes(split(params)[1]) + init_bytes(optimizer)(params)
         ),
         split=split,
-        client_optimizer=client_optimizer,
-        transform=transform,
-        reduce=reduce,
+        weights=weights,
+        **parts,
     )
 
 

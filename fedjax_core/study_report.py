@@ -206,7 +206,7 @@ def _test(outcome: Outcome) -> str:
     seeds, level = len(outcome.study.seeds), outcome.study.level
     text = (
         f"sign-flip permutation test, paired over {seeds} seeds, one-sided, false "
-        f"alarms at most {level:g} each way"
+        f"alarms at most {level:g} each way, for each claim by itself"
     )
     if 2.0**-seeds > level:
         text += f": so few seeds decide nothing, p >= {2.0**-seeds:.3g}"

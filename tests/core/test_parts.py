@@ -5,7 +5,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 import pytest
@@ -13,6 +13,7 @@ from tests.algorithms.generators import SOFTMAX, linear_gan, linear_vae
 
 from fedjax_core import algorithms, clip, gaussian_mean, models
 from fedjax_core.parts import _KINDS
+from fedjax_core.personal import Parts
 
 MODEL = models.logistic_regression(2, 3)
 METHODS = {
@@ -78,7 +79,15 @@ def test_a_method_names_what_it_can_not_be_built_from(name):
             "loss_fn must be a function, as model.loss is, got .*Model",
         ),
     ]
-    parts = _KINDS.keys() & inspect.signature(make).parameters.keys()
+    arguments = inspect.signature(make).parameters
+    known = set(arguments)
+    if "parts" in arguments and arguments["parts"].annotation == Unpack[Parts]:
+        known |= Parts.__annotations__.keys()
+        with pytest.raises(TypeError, match="'server_lr' is nothing"):
+            make(config, MODEL.loss, server_lr=2.0)
+        with pytest.raises(TypeError, match="downlink"):
+            make(config, MODEL.loss, downlink=clip(1.0))
+    parts = _KINDS.keys() & known
     for part in parts:
         for wrong in (3, 0, optax.adam, clip, gaussian_mean, "mean"):
             message = f"{part} must be a {_KINDS[part].__name__}, got "
