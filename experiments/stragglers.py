@@ -10,9 +10,16 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
-from fedjax_core import Failing, LocalWork, Result, Uniform, check, models
+from fedjax_core import (
+    Failing,
+    LocalWork,
+    Result,
+    Uniform,
+    check,
+    models,
+    study_report,
+)
 from fedjax_core.algorithms import fedavg, fedbuff
 from fedjax_core.datasets import digits, partition
 from fedjax_core.experiments import report
@@ -37,7 +44,7 @@ class Experiment:
       goal: test accuracy to reach.
       num_seeds: independent runs of each method.
       hidden: width of the model's hidden layer.
-      out: directory of records, table and plot.
+      out: directory of records and page.
     """
 
     num_clients: int = 100
@@ -114,8 +121,8 @@ def run(experiment: Experiment) -> dict[str, Result]:
 
 
 def main(experiment: Experiment) -> None:
-    """Runs the methods, prints when they reached the goal and draws them over time."""
-    console, results = Console(), run(experiment)
+    """Runs the methods, says when they reached the goal and draws them over time."""
+    results = run(experiment)
 
     def reached(result: Result, over: str, unit: float) -> str:
         when = result.time_to("test_accuracy", at_least=experiment.goal, over=over)
@@ -128,17 +135,11 @@ def main(experiment: Experiment) -> None:
     for name, result in results.items():
         when = reached(result, "virtual_seconds", 1.0)
         sent = reached(result, "uplink_bytes", 1e6)
-        accuracy = spread(result.series("test_accuracy")[1][:, -1], ".4f")
         total = f"{result.total('virtual_seconds'):.4g}"
         worst = f"{result.final('test_accuracy_client_p10')[0]:.3f}"
-        rows.append((name, when, sent, accuracy, total, worst))
-    columns = ("", f"seconds to {experiment.goal:g}", "MB up to it", "accuracy at end")
-    columns += ("seconds in all", "worst tenth")
+        rows.append((name, when, sent, total, worst))
+    columns = ("", f"seconds to {experiment.goal:g}", "MB up to it", "seconds in all")
     title = f"{experiment.num_seeds} seeds, mean ± one deviation"
-    console.print(report.tabulate(columns, rows, title=title))
-    figure, axes = report.panels(6.5, 4, columns=1)
-    for name, result in results.items():
-        result.draw(axes, "test_accuracy", over="virtual_seconds", label=name)
-    axes.axhline(experiment.goal, color="grey", linestyle=":", linewidth=1)
-    axes.legend()
-    report.save(figure, experiment.out / "stragglers.png", console)
+    times = study_report.Table(title, (*columns, "worst tenth"), rows)
+    cells = {(name, "digits"): result for name, result in results.items()}
+    report.show(report.outcome_of(experiment, cells), [times])
