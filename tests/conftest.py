@@ -7,13 +7,12 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-# Compiling is most of what tests do. What takes long to compile, several tests, workers
-# or processes that they start compile once; to keep the rest costs more than it saves.
-# jax reads this when it is imported.
+# Compiling is most of what tests do. What several tests, workers or processes that they
+# start compile is compiled once; jax reads this when it is imported.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # Programs need not say where their operations were written.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
@@ -37,7 +36,7 @@ if "XLA_FLAGS" not in os.environ and version("jaxlib").startswith("0.10."):
 
 # Tracing makes so many objects that the default looks through all of them, of every
 # library, again and again: a tenth of the time.
-gc.set_threshold(1_000_000, 20, 100)
+gc.set_threshold(100_000, 20, 100)
 
 
 # Files that are long, first: no worker is left alone with one at the end.
