@@ -109,11 +109,12 @@ class Cell(NamedTuple):
     """What a machine runs for every seed, beside others that differ in numbers.
 
     Attributes:
-      config: what decides the numbers: recorded, and compared when resuming.
+      config: makes what decides the numbers: recorded, and compared when resuming. To
+        make it can be to read all data, so it is asked for only where it is of use.
       run_dir: where to record the runs, or None.
     """
 
-    config: dict[str, Any]
+    config: Callable[[], dict[str, Any]]
     run_dir: str | os.PathLike | None = None
 
 
@@ -130,7 +131,7 @@ class Bar(Protocol):
 def drive(
     machine: Machine,
     *,
-    config: dict[str, Any],
+    config: Callable[[], dict[str, Any]],
     run_dir: str | os.PathLike | None,
     **options: Any,
 ) -> Result:
@@ -199,7 +200,7 @@ def drive_cells(
             mine = slice(k * len(seeds), (k + 1) * len(seeds))
             log = _Log(seeds, client_ids, mine if len(cells) > 1 else slice(None))
             if cell.run_dir is not None:
-                log.record = RunDir(cell.run_dir, cell.config | given, resume)
+                log.record = RunDir(cell.run_dir, cell.config() | given, resume)
                 cleanup.callback(log.record.close)
             logs.append(log)
         if resume:
@@ -289,7 +290,7 @@ def _check_same(cells: Sequence[Cell], how: dict[str, Any]) -> None:
     for cell in cells if jax.process_count() > 1 else ():
         same = {"recorded": cell.run_dir is not None, "versions": versions()} | how
         with contextlib.suppress(TypeError):  # what has no value can't be compared
-            same |= cell.config
+            same |= cell.config()
             same = to_json(same)
         processes.check_same(same)
 

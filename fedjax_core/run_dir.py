@@ -87,7 +87,8 @@ def fingerprint(data: FederatedData) -> dict[str, Any]:
                 stride = max(1, len(array) // 5000)
                 parts = [array[:1000], array[::stride], array[-1000:]]
             for part in parts:
-                crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
+                raw = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+                crc = zlib.crc32(raw, crc)
     for name, array in sorted(data.public.items()):
         crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
         crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)

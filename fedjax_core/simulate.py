@@ -160,7 +160,7 @@ def simulate(
         progress=progress,
         run_dir=run_dir,
         resume=resume,
-        config=cohorts.config(algorithm, record),
+        config=functools.partial(cohorts.config, algorithm, record),
         client_ids=data.client_ids,
         strict=strict,
         broken=cohorts.broken,

@@ -7,6 +7,7 @@ accelerators the runs, configs x seeds, lie side by side under `vmap`.
 
 import copy
 import dataclasses
+import functools
 import logging
 import os
 from collections import deque
@@ -140,7 +141,10 @@ def sweep(
         machine.start(values)
         return drive_cells(
             machine,
-            [Cell(machine.config(algorithms[i], record), where[i]) for i in which],
+            [
+                Cell(functools.partial(machine.config, algorithms[i], record), where[i])
+                for i in which
+            ],
             seeds=machine.seeds,
             rounds=rounds,
             eval_every=eval_every,

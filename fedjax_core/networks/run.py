@@ -137,7 +137,7 @@ def run(
         progress=progress,
         run_dir=run_dir,
         resume=resume,
-        config={
+        config=lambda: {
             "system": {"name": system.name, "config": system.config},
             "horizon": system.horizon,
             "world": None if callable(system.world) else checksum(system.world),
