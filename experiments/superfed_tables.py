@@ -3,7 +3,8 @@
 Tables 2.3 (two classes a client), 2.4 (Dirichlet splits), 2.5 (natural clients), 2.6
 (wrong labels), 2.7 (when personal models begin) and figures 2.3 (both regularisers),
 2.4 (the loss around the server's model) and 2.5 (all mixtures). Clients hold parts of
-MNIST and CIFAR-10, or of scikit-learn's digits, which need no files. superfed_tables.md
+MNIST and CIFAR-10, or of scikit-learn's digits, which need no files; there is CIFAR-100
+and TinyImageNet for table 2.4 and Shakespeare's roles for 2.5. superfed_tables.md
 shows printed numbers beside ours; each part has a page and a table.csv of its own.
 Needs files, see --path.
 """
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 
 from fedjax_core import (
     Algorithm,
@@ -45,12 +46,14 @@ from fedjax_core.algorithms import (
 )
 from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import (
+    characters,
     cifar,
     digits,
     images,
     label_noise,
     mnist,
     partition,
+    shakespeare,
 )
 from fedjax_core.experiments.report import (
     Page,
@@ -78,6 +81,7 @@ PARTS += ("figure 2.3", "figure 2.4", "figure 2.5")
 
 LAMBDAS = superfed.LAMBDAS
 METRIC = {"table 2.4": "top5"}  # of accuracy
+CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200}
 
 LIMITS = """\
 What a setting this small can't show: levels (networks, images and populations are
@@ -115,13 +119,18 @@ class Experiment:
 
     Attributes:
       data: "files", of MNIST and CIFAR-10, or "digits".
-      path: folder with mnist_by_writer.npz and cifar10_subset.npz, each in a folder
-        named as it is, without its ending.
+      path: folder with mnist_by_writer.npz, cifar10_subset.npz, tinyimagenet.npz and
+        shakespeare_roles.jsonl.gz, each in a folder named as it is, without its
+        ending, and the folder cifar100, see `datasets.cifar.load_cifar100`.
       num_train: examples that clients share; of natural clients all.
       num_test: examples that they are tested on.
       shrink: by how much images are made smaller, each pixel a mean of some.
       num_clients: clients, of table 2.3 by turns and of figures; the first elsewhere.
-      num_writers: natural clients.
+      natural: clients of table 2.5, "writers" of MNIST or "roles" of Shakespeare.
+      num_writers: of them.
+      num_roles: of them, of 660 in the text.
+      roles_lr: their step size.
+      split: images of table 2.4, "cifar10", "cifar100" or "tinyimagenet".
       alphas: concentrations of table 2.4.
       noises: of table 2.6, "pair" or "symmetric" and a rate, as "pair 0.4".
       noisy_test: whether labels are wrong in test examples too, as in the text's code.
@@ -138,8 +147,9 @@ class Experiment:
       warm_ups: share of the rounds before personal models are trained, likewise.
       mus: of figure 2.3.
       more_nus: of figure 2.3.
-      model: "mlp" or "paper": TwoNN of MNIST and TwoCNN of CIFAR-10.
-      hidden: widths of the mlp.
+      model: "mlp" or "paper": TwoNN of MNIST, TwoCNN of CIFAR-10, ResNet-10 of
+        CIFAR-100, MobileNet of TinyImageNet. Roles have an LSTM.
+      hidden: widths of the mlp and of the LSTM.
       points: of a side of the landscape.
       num_seeds: independent runs of each method; fewer than five decide nothing.
       methods: names of those that are compared.
@@ -153,7 +163,11 @@ class Experiment:
     num_test: int = 1000
     shrink: int = 2
     num_clients: tuple[int, ...] = (50,)
+    natural: tuple[str, ...] = ("writers",)
     num_writers: int = 60
+    num_roles: int = 60
+    roles_lr: float = 0.8
+    split: tuple[str, ...] = ("cifar10",)
     alphas: tuple[float, ...] = (1.0, 100.0)
     noises: tuple[str, ...] = ("pair 0.4",)
     noisy_test: bool = False
@@ -183,11 +197,13 @@ class Experiment:
         check.one_of(("mlp", "paper"), model=self.model)
         check.positive_int(
             num_train=self.num_train, num_test=self.num_test, shrink=self.shrink,
-            num_writers=self.num_writers, rounds=self.rounds, points=self.points,
-            batch_size=self.batch_size, num_seeds=self.num_seeds,
+            num_writers=self.num_writers, num_roles=self.num_roles, rounds=self.rounds,
+            points=self.points, batch_size=self.batch_size, num_seeds=self.num_seeds,
         )  # fmt: skip
         check.in_range(2, 1000, local_epochs=self.local_epochs)  # FedRep has two phases
-        check.positive(client_lr=self.client_lr, lr_decay=self.lr_decay)
+        check.positive(
+            client_lr=self.client_lr, roles_lr=self.roles_lr, lr_decay=self.lr_decay
+        )
         check.fraction(momentum=self.momentum)
         check.non_negative(weight_decay=self.weight_decay)
         check_each(check.positive_int, num_clients=self.num_clients)
@@ -196,6 +212,10 @@ class Experiment:
         check_each(functools.partial(check.fraction, 1), warm_ups=self.warm_ups)
         for noise in self.noises:
             kind_and_rate(noise)
+        for name in self.natural:
+            check.one_of(("writers", "roles"), natural=name)
+        for name in self.split:
+            check.one_of(tuple(CLASSES), split=name)
         for part in self.parts:
             check.one_of(PARTS, parts=part)
         for name in self.methods:
@@ -226,7 +246,10 @@ PRESETS = {
         num_test=10_000,
         shrink=1,
         num_clients=(50, 100, 500),
+        natural=("writers", "roles"),
         num_writers=539,
+        num_roles=660,
+        split=("cifar100", "tinyimagenet"),
         alphas=(1.0, 10.0, 100.0),
         noises=("pair 0.1", "pair 0.4", "symmetric 0.2", "symmetric 0.6"),
         rounds=500,
@@ -248,37 +271,56 @@ def pooled(experiment: Experiment, name: str) -> Dataset:
         whole = images.mapped(digits.load(), lambda x: x.reshape(-1, 8, 8, 1))
     elif name == "mnist":
         whole = mnist.load(experiment.path / "mnist_by_writer")
+    elif name == "cifar100":
+        whole = cifar.load_cifar100(experiment.path / name)
+    elif name == "tinyimagenet":
+        file = experiment.path / name / f"{name}.npz"
+        whole = images.from_npz(file, CLASSES[name], (64, 64, 3), (None, None))
     else:
         whole = cifar.load_cifar10(experiment.path / "cifar10_subset", complete=False)
     some = images.some(whole, experiment.num_train, experiment.num_test)
-    return images.mapped(some, lambda x: _shape(experiment, name, x))
+    return images.mapped(some, lambda x: _shape(experiment, x))
 
 
-def _shape(experiment: Experiment, name: str, x: np.ndarray) -> np.ndarray:
+def _shape(experiment: Experiment, x: np.ndarray) -> np.ndarray:
     """Images made smaller, as vectors but for a network of convolutions."""
     n, height, across, channels = x.shape
     # Photographs by two more: a dense layer has a weight for every pixel.
-    k = experiment.shrink * (2 if name == "cifar10" and experiment.shrink > 1 else 1)
+    k = experiment.shrink * (2 if channels == 3 and experiment.shrink > 1 else 1)
     x = x.reshape(n, height // k, k, across // k, k, channels).mean((2, 4))
-    if experiment.model == "paper" and name == "cifar10":
+    if experiment.model == "paper" and channels == 3:
         return x
     return x.reshape(n, -1)
 
 
+def network(experiment: Experiment, name: str, dim: int) -> nn.Module:
+    """For examples of so many dimensions: images are vectors for an mlp."""
+    classes = CLASSES.get(name, 10)
+    if name == "roles":
+        return models.CharLSTM(characters.NUM_IDS, 8, experiment.hidden, True)
+    if dim == 1:
+        return models.MLP(classes, experiment.hidden)
+    if name == "cifar100":
+        return models.resnet10(classes)
+    if name == "tinyimagenet":
+        return models.MobileNetV2(classes, "group")
+    return models.CNN(classes, ((32,), (64,)), (512,), (5, 5), "SAME")
+
+
 def problem(
-    experiment: Experiment, data: FederatedData, calibration: bool = False
+    experiment: Experiment, data: FederatedData, name: str, calibration: bool = False
 ) -> study.Setting:
     """With a fifth of the clients' examples to choose a lambda on."""
     e = experiment
     if "validation" not in data.splits:
         data = split_examples(data, test_fraction=0, validation_fraction=0.2)
-    shape = data.train.examples["x"].shape[1:]
-    if len(shape) > 1:
-        module = models.CNN(10, ((32,), (64,)), (512,), (5, 5), "SAME")
-    else:
-        module = models.MLP(10, e.hidden)
-    task = models.classes(top=5, calibration=calibration, per_batch=calibration)
-    example = jax.ShapeDtypeStruct(shape, jnp.float32)
+    x = data.train.examples["x"]
+    task = models.classes(
+        characters.PAD if name == "roles" else None,
+        top=5, calibration=calibration, per_batch=calibration,
+    )  # fmt: skip
+    module = network(e, name, x.ndim - 1)
+    example = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
     return study.Setting(
         data=data,
         model=models.from_linen(module, example, task),
@@ -294,7 +336,7 @@ def populations(experiment: Experiment) -> dict[str, dict[str, study.Setting]]:
     last = names[-1]
 
     def shards(name: str, count: int) -> study.Setting:
-        return problem(e, partition.pathological(pooled(e, name), count))
+        return problem(e, partition.pathological(pooled(e, name), count), name)
 
     if {"table 2.3", "figure 2.4", "figure 2.5"} & {*e.parts}:
         found["table 2.3"] = {
@@ -304,13 +346,20 @@ def populations(experiment: Experiment) -> dict[str, dict[str, study.Setting]]:
         }
     if "table 2.4" in e.parts:
         found["table 2.4"] = {
-            f"alpha {a:g}": problem(e, _dirichlet(e, last, a)) for a in e.alphas
+            f"{name}, alpha {a:g}": problem(e, _dirichlet(e, name, a), name)
+            for name in (names if e.data == "digits" else e.split)
+            for a in e.alphas
         }
     if "table 2.5" in e.parts:
-        found["table 2.5"] = {"writers": problem(e, _writers(e))}
+        found["table 2.5"] = {
+            name: problem(of_natural(e, name), _natural(e, name), name)
+            for name in e.natural
+        }
     if "table 2.6" in e.parts:
         found["table 2.6"] = {
-            f"{name}, {kind} {rate:g}": problem(e, _noisy(e, name, kind, rate), True)
+            f"{name}, {kind} {rate:g}": problem(
+                e, _noisy(e, name, kind, rate), name, calibration=True
+            )
             for name in (names if e.model == "paper" else names[:1])
             for kind, rate in map(kind_and_rate, e.noises)
         }
@@ -328,14 +377,36 @@ def _dirichlet(experiment: Experiment, name: str, alpha: float) -> FederatedData
     return data.subset(np.flatnonzero(data.test.sizes > 0)) if data.test else data
 
 
-def _writers(experiment: Experiment) -> FederatedData:
-    if experiment.data == "digits":
-        return partition.iid(pooled(experiment, "digits"), experiment.num_clients[0])
-    data = mnist.load_by_writer(experiment.path / "mnist_by_writer")
-    rng = np.random.default_rng(0)
-    count = min(experiment.num_writers, data.num_clients)
-    some = data.subset(np.sort(rng.permutation(data.num_clients)[:count]))
-    return some.map(lambda e: {**e, "x": _shape(experiment, "mnist", e["x"])})
+def of_natural(experiment: Experiment, name: str) -> Experiment:
+    """Roles are trained in batches of 50, for half the epochs, at a rate of their own.
+
+    Their `nus` and `warm_ups` are those of the text's code.
+    """
+    if name != "roles":
+        return experiment
+    return dataclasses.replace(
+        experiment, client_lr=experiment.roles_lr, batch_size=50,
+        local_epochs=max(2, experiment.local_epochs // 2),
+        nus=(1.5, 2.0), warm_ups=(0.45, 0.35),
+        hidden=(256, 256) if experiment.model == "paper" else experiment.hidden,
+    )  # fmt: skip
+
+
+def _natural(experiment: Experiment, name: str) -> FederatedData:
+    e = experiment
+    if name == "roles":
+        file = e.path / "shakespeare_roles" / "shakespeare_roles.jsonl.gz"
+        return _some(shakespeare.load(file, min_speeches=2), e.num_roles)
+    if e.data == "digits":
+        return partition.iid(pooled(e, "digits"), e.num_clients[0])
+    data = mnist.load_by_writer(e.path / "mnist_by_writer")
+    return _some(data, e.num_writers).map(lambda b: {**b, "x": _shape(e, b["x"])})
+
+
+def _some(data: FederatedData, count: int) -> FederatedData:
+    """So many random clients, or all."""
+    order = np.random.default_rng(0).permutation(data.num_clients)
+    return data.subset(np.sort(order[:count]))
 
 
 def _noisy(experiment: Experiment, name: str, kind: str, rate: float) -> FederatedData:
@@ -369,7 +440,10 @@ def methods(experiment: Experiment, model: Model) -> dict[str, study.Method]:
     """Those of the experiment, all with the same work and optimiser."""
     e, own = experiment, "personal_accuracy"
     layers = sorted(jax.eval_shape(model.init, jax.random.key(0)))
-    head, upper = tuple(layers[-1:]), tuple(layers[1:])
+    # The last dense layer, and all but what sees the example first.
+    head = tuple([name for name in layers if name.startswith("Dense")][-1:])
+    first = min(layers, key=lambda name: (name.startswith(("Dense", "LSTM")), name))
+    upper = tuple(name for name in layers if name != first)
     work = LocalWork(batch_size=e.batch_size, epochs=e.local_epochs)
 
     def of(module: Any, metric: str | None = None, **config: Any) -> study.Method:
@@ -458,7 +532,7 @@ def make_studies(
     """A study for each setting of each part; models differ by data set."""
     return {
         (part, setting): study.Study(
-            methods=rows_of(experiment, part, this.model),
+            methods=rows_of(of_natural(experiment, setting), part, this.model),
             settings={setting: this},
             seeds=range(experiment.num_seeds),
             eval_splits=("validation", "test"),
@@ -624,9 +698,11 @@ def inside(outcome: study.Outcome) -> Table:
     return claims_table("Claims of figure 2.3", rows)
 
 
-def over_alpha(found: Found) -> Table:
+def over_alpha(found: Found, name: str) -> Table:
     """Table 2.4: what falls as clients become alike, and that SuPerFed hardly does."""
-    settings = list(dict.fromkeys(setting for _, setting in found))
+    settings = [
+        s for s in dict.fromkeys(s for _, s in found) if s.split(",")[0] == name
+    ]
     falls = {
         method: _last(found[method, settings[0]], "top5")
         - _last(found[method, settings[-1]], "top5")
@@ -642,7 +718,7 @@ def over_alpha(found: Found) -> Table:
         if mine in falls
         for m in partial
     ]
-    return claims_table("Claims of table 2.4", rows)
+    return claims_table(f"Claims of table 2.4, {name}", rows)
 
 
 def main(experiment: Experiment) -> None:
@@ -667,7 +743,8 @@ def main(experiment: Experiment) -> None:
                 more.append(inside(outcome))
             more += [x for x in tables(outcome) if x.title in ("Failed", "Unfinished")]
         if part == "table 2.4" and found:
-            more.append(over_alpha(found))
+            names = dict.fromkeys(setting.split(",")[0] for setting in by_setting)
+            more += [over_alpha(found, name) for name in names]
         page.parts.append(f"# {part.capitalize()}\n")
         metrics = (metric, "ece", "mce") if part == "table 2.6" else (metric,)
         for name in metrics if found else ():

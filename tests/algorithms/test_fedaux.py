@@ -1,6 +1,7 @@
 """FedAUX against the paper in NumPy, and where it is another method."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -31,8 +32,17 @@ from tests.algorithms.softmax_rounds import (
 )
 from tests.reference import softmax_loss
 
-from fedjax_core import FederatedData, Packed, models, pretrain, privacy, simulate
-from fedjax_core.algorithms import fedaux, fedavg, feddf
+from fedjax_core import (
+    Execution,
+    FederatedData,
+    Packed,
+    client_mesh,
+    models,
+    pretrain,
+    privacy,
+    simulate,
+)
+from fedjax_core.algorithms import fedaux, fedavg, fedbe, feddf
 
 RNG = np.random.default_rng(2)
 SCORES = RNG.uniform(0.01, 1, (N, N_PUBLIC)).astype(np.float32)
@@ -131,6 +141,29 @@ def test_without_distillation_it_is_fedavg():
     still = fedaux.make(CONFIG, softmax_loss, distil_optimizer=optax.set_to_zero())
     config = fedavg.Config(client_lr=0.3, work=CONFIG.work)
     assert_close(last(still), last(fedavg.make(config, softmax_loss)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", [fedaux, fedbe, feddf])
+def test_seeds_on_two_devices_resume_to_the_bits_of_single_runs(method, tmp_path):
+    model = models.logistic_regression(3, 3)
+    run = functools.partial(
+        simulate,
+        method.make(method.Config(**COMMON), model.loss),
+        FederatedData(TRAIN, public=PUBLIC | {"scores": SCORES}),
+        model,
+        cohort_size=3,
+        progress=False,
+        execution=Execution(mesh=client_mesh(jax.devices()[:2])),
+    )
+    run(rounds=2, seeds=[5, 3], run_dir=tmp_path)
+    both = run(rounds=4, seeds=[5, 3], run_dir=tmp_path, resume=True)
+    assert both.timed_rounds == 2
+    alone = run(rounds=4, seeds=3)
+    jax.tree.map(
+        lambda got, expected: np.testing.assert_array_equal(got[1], expected[0]),
+        both.state.params,
+        alone.state.params,
+    )
 
 
 def test_scores_that_are_not_there_are_named():

@@ -1,6 +1,8 @@
 """What SuPerFed's tables compare, choose and print."""
 
 import dataclasses
+import gzip
+import json
 
 import numpy as np
 import pytest
@@ -18,8 +20,10 @@ def test_printed_numbers_have_their_place():
     assert tuple(first["SuPerFed-LM"]) == (99.48, 0.54)
     last = PRINTED["table 2.3"]["cifar10, 500 clients"]
     assert tuple(last["SCAFFOLD"]) == (40.27, 26.90)
-    assert tuple(PRINTED["table 2.4"]["alpha 100"]["APFL"]) == (55.43, 5.45)
+    assert tuple(PRINTED["table 2.4"]["cifar100, alpha 100"]["APFL"]) == (55.43, 5.45)
     assert tuple(PRINTED["table 2.5"]["writers"]["pFedMe"]) == (5.98, 4.55)
+    assert tuple(PRINTED["table 2.5"]["roles"]["FedRep"]) == (38.15, 9.54)
+    assert tables.printed_of("table 2.4", "FedAvg", "cifar10, alpha 1") == (58.12, 7.06)
     noisy = PRINTED["table 2.6"]
     assert tuple(noisy["mnist, pair 0.4"]["FedAvg"]) == (0.38, 0.67, 41.01)
     assert tuple(noisy["cifar10, symmetric 0.6"]["FedRep"]) == (0.71, 0.85, 22.94)
@@ -49,6 +53,25 @@ def test_every_part_compares_its_methods():
     assert noisy is not None
     assert clean is not None
     np.testing.assert_array_equal(noisy.examples["y"], clean.examples["y"])
+
+
+def test_roles_have_a_network_and_numbers_of_their_own(tmp_path):
+    file = tmp_path / "shakespeare_roles" / "shakespeare_roles.jsonl.gz"
+    file.parent.mkdir()
+    speeches = [f"To be, or not to be: {i} " * 5 for i in range(10)]
+    lines = [{"client_id": f"play/{i}", "snippets": speeches} for i in range(4)]
+    file.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+    e = dataclasses.replace(
+        SMOKE, data="files", path=tmp_path, parts=("table 2.5",), natural=("roles",),
+        num_roles=3, methods=NAMES,
+    )  # fmt: skip
+    clients = tables.populations(e)
+    assert clients["table 2.5"]["roles"].data.num_clients == 3
+    (this,) = tables.make_studies(e, clients).values()
+    assert this.methods["FedPer"].config.personal == ("Dense_0",)
+    assert this.methods["LG-FedAvg"].config.shared == ("Dense_0", "LSTM_0")
+    config = this.methods["SuPerFed-MM"].config
+    assert (config.nu, config.warm_up, config.work.batch_size) == (1.5, 2, 50)
 
 
 def outcome(values) -> study.Outcome:
@@ -152,7 +175,7 @@ def test_orders_that_the_text_s_numbers_contradict_are_not_claimed(tmp_path):
     everything = {(m, o) for m in NAMES[-2:] for o in NAMES[:-2]}
     for part, setting, metric, but in (
         ("table 2.3", "mnist, 500 clients", "accuracy", {("LM", "APFL")}),
-        ("table 2.4", "alpha 1", "top5", {("MM", "APFL")}),
+        ("table 2.4", "cifar10, alpha 1", "top5", {("MM", "APFL")}),
         ("table 2.5", "writers", "accuracy", {("LM", "APFL")}),
         ("table 2.6", "mnist, pair 0.1", "ece", {("MM", "SCAFFOLD")}),  # equal
         ("table 2.6", "mnist, symmetric 0.2", "accuracy", {("LM", "SCAFFOLD")}),
@@ -164,8 +187,10 @@ def test_orders_that_the_text_s_numbers_contradict_are_not_claimed(tmp_path):
 def test_falls_over_alpha_are_compared():
     found = {}
     for alpha, partial in ((1, 0.8), (100, 0.6)):
-        found |= results({"FedPer": partial, "SuPerFed-MM": 0.9}, f"alpha {alpha}")
-    said = verdicts(tables.over_alpha(found))
+        found |= results(
+            {"FedPer": partial, "SuPerFed-MM": 0.9}, f"digits, alpha {alpha}"
+        )
+    said = verdicts(tables.over_alpha(found, "digits"))
     # Seeds repeat here, so that differences do.
     assert said == {
         "FedPer falls": "held",
