@@ -45,6 +45,7 @@ from fedjax_core.algorithms import (
     superfed,
 )
 from fedjax_core.data.packed import Dataset
+from fedjax_core.data.readers.files import find
 from fedjax_core.datasets import (
     characters,
     cifar,
@@ -82,6 +83,10 @@ PARTS += ("figure 2.3", "figure 2.4", "figure 2.5")
 LAMBDAS = superfed.LAMBDAS
 METRIC = {"table 2.4": "top5"}  # of accuracy
 CLASSES = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200}
+TINY = (
+    "http://cs231n.stanford.edu/tiny-imagenet-200.zip (pixels uint8 [n, 64, 64, 3] as "
+    "x_train and x_test, classes as y_train and y_test)"
+)
 
 LIMITS = """\
 What a setting this small can't show: levels (networks, images and populations are
@@ -147,7 +152,7 @@ class Experiment:
       warm_ups: share of the rounds before personal models are trained, likewise.
       mus: of figure 2.3.
       more_nus: of figure 2.3.
-      model: "mlp" or "paper": TwoNN of MNIST, TwoCNN of CIFAR-10, ResNet-10 of
+      model: "mlp" or "paper": TwoNN of MNIST, TwoCNN of CIFAR-10, ResNet-8 of
         CIFAR-100, MobileNet of TinyImageNet. Roles have an LSTM.
       hidden: widths of the mlp and of the LSTM.
       points: of a side of the landscape.
@@ -274,7 +279,7 @@ def pooled(experiment: Experiment, name: str) -> Dataset:
     elif name == "cifar100":
         whole = cifar.load_cifar100(experiment.path / name)
     elif name == "tinyimagenet":
-        file = experiment.path / name / f"{name}.npz"
+        file = find(experiment.path / name, [f"{name}.npz"], TINY)
         whole = images.from_npz(file, CLASSES[name], (64, 64, 3), (None, None))
     else:
         whole = cifar.load_cifar10(experiment.path / "cifar10_subset", complete=False)
@@ -301,7 +306,7 @@ def network(experiment: Experiment, name: str, dim: int) -> nn.Module:
     if dim == 1:
         return models.MLP(classes, experiment.hidden)
     if name == "cifar100":
-        return models.resnet10(classes)
+        return models.ResNet(classes, (1, 1, 1, 1), "group")
     if name == "tinyimagenet":
         return models.MobileNetV2(classes, "group")
     return models.CNN(classes, ((32,), (64,)), (512,), (5, 5), "SAME")
