@@ -171,7 +171,8 @@ def make_mixed(
         scores = np.asarray(data.public[config.scores])
         n = len(public_inputs(data)["x"])
         check.rows(data.num_clients, scores=scores)
-        if scores.shape[1:] != (n,) or not (scores > 0).all():
+        normal = scores >= np.finfo(np.float32).tiny  # others count as 0
+        if scores.shape[1:] != (n,) or not normal.all():
             raise ValueError(
                 f"scores must be > 0 for each of {n} public inputs, got shape "
                 f"{scores.shape} and a least one of {scores.min()}."

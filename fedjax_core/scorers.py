@@ -12,8 +12,10 @@ References:
 from collections.abc import Callable
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import check_finite
 from fedjax_core.random import hash64
 
 Scorer = Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
@@ -102,6 +104,29 @@ SCORERS: dict[str, Scorer] = {
 }
 
 
+def check_features(
+    own: ArrayLike, mask: ArrayLike, negatives: ArrayLike, queries: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Features ``[N, m, H]``, which there are ``[N, m]``, ``[n, H]`` and ``[q, H]``.
+
+    Raises:
+      ValueError: shapes that do not fit, no negatives, features that are not finite.
+    """
+    own, mask = np.asarray(own), np.asarray(mask, bool)
+    negatives, queries = np.asarray(negatives), np.asarray(queries)
+    shapes = [own.shape[:2], own.shape[2:], own.shape[2:]]
+    if [mask.shape, negatives.shape[1:], queries.shape[1:]] != shapes:
+        raise ValueError(
+            f"own, mask, negatives and queries must have shapes [N, m, H], [N, m], "
+            f"[n, H] and [q, H], got {own.shape}, {mask.shape}, {negatives.shape} and "
+            f"{queries.shape}."
+        )
+    if not len(negatives):
+        raise ValueError("negatives must have a row or more, got none.")
+    check_finite(own=own[mask], negatives=negatives, queries=queries)
+    return own, mask, negatives, queries
+
+
 def score(
     name: str,
     own: np.ndarray,
@@ -121,8 +146,12 @@ def score(
       negatives: ``[n, H]`` features of public examples.
       queries: ``[q, H]`` of those to score.
       seed: of what is drawn, for each client anew.
+
+    Raises:
+      ValueError: no such name, or as `check_features`.
     """
     check.one_of(SCORERS, name=name)
+    own, mask, negatives, queries = check_features(own, mask, negatives, queries)
     seeds = hash64(seed, np.arange(len(own))) % 2**32
     rows = []
     for h, there, its_seed in zip(own, mask, seeds, strict=True):

@@ -85,6 +85,7 @@ def intra_bound(gamma: ArrayLike, truth: ArrayLike) -> float:
       truth: ``[M]``, the distribution of each.
     """
     gamma, truth = np.asarray(gamma, np.float64), np.asarray(truth)
+    check.rows(len(gamma), truth=truth)
     same = truth[:, None] == truth
     np.fill_diagonal(same, False)
     return float(noisy_cosine(gamma[:, None], gamma).min(where=same, initial=1.0))

@@ -7,6 +7,7 @@ References:
   Witten, Neal and Cleary, "Arithmetic Coding for Data Compression", CACM 30, 1987.
 """
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -54,7 +55,7 @@ def encode(symbols: Iterable[int], num_symbols: int) -> list[int]:
     model, out, waiting = _Model(num_symbols), [], 0
     for symbol in symbols:
         check.in_range(0, num_symbols - 1, symbol=symbol)
-        for bit in model.narrow(int(symbol)):
+        for bit in model.narrow(operator.index(symbol)):
             if bit is None:
                 waiting += 1
             else:

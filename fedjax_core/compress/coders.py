@@ -35,8 +35,9 @@ def encode_digits(digits: np.ndarray, base: int) -> str:
     quadratic in d unless the base is a power of two.
 
     Raises:
-      ValueError: something that is no digit.
+      ValueError: something that is no digit, or a base below 2.
     """
+    check.in_range(2, float("inf"), base=base)
     digits = np.asarray(digits)
     wrong = digits[(digits < 0) | (digits >= base)]
     if wrong.size:
@@ -52,6 +53,7 @@ def encode_digits(digits: np.ndarray, base: int) -> str:
 
 def decode_digits(code: str, d: int, base: int) -> np.ndarray:
     """The d digits of a code; raises ValueError where it is none of so many."""
+    check.in_range(2, float("inf"), base=base)
     _check_length(code, digit_bits(d, base))
     digits = np.zeros(d, np.int64)
     width = digit_bits(1, base)
@@ -95,6 +97,8 @@ def encode_sparse(v: np.ndarray, k: int, values: Values) -> str:
     """
     check.one_of(_BITS, values=values)
     v = np.asarray(v, np.float32)
+    if v.ndim != 1:
+        raise ValueError(f"v must be [d], got shape {v.shape}.")
     check.in_range(1, v.size, k=k)
     positions = np.flatnonzero(v)
     if len(positions) > k:

@@ -42,7 +42,7 @@ def expected_bits(rate: float, b: int | None = None) -> float:
     """
     best = parameter(rate)
     b = best if b is None else b
-    check.non_negative(b=b)
+    check.in_range(0, 62, b=b)
     return b - 1 / math.expm1(2**b * math.log1p(-rate))
 
 
@@ -87,13 +87,14 @@ def encode(
       extra: bits behind each position: those of its value.
 
     Raises:
-      ValueError: positions that do not increase or lie outside.
+      ValueError: positions that do not increase, lie outside or are no ints.
     """
-    positions = np.asarray(positions, np.int64)
+    check.in_range(0, 62, b=b)
+    given, positions = positions, np.asarray(positions, np.int64)
     steps = np.diff(positions, prepend=-1) - 1
-    if (steps < 0).any() or (positions >= d).any():
+    if (steps < 0).any() or (positions >= d).any() or (positions != given).any():
         raise ValueError(
-            f"positions must increase and lie in 0..{d - 1}, got {positions}."
+            f"positions must be ints that increase in 0..{d - 1}, got {given}."
         )
     words = []
     for r, step in enumerate(steps.tolist()):

@@ -187,5 +187,11 @@ def fit_power_law(rounds: ArrayLike, entropy: ArrayLike) -> tuple[float, float]:
     """
     check.each_in_range(1, math.inf, rounds=rounds)
     check.each_in_range(np.finfo(float).tiny, math.inf, entropy=entropy)
-    slope, intercept = np.polyfit(np.log(rounds), np.log(entropy), 1)
+    t, h = np.asarray(rounds, float), np.asarray(entropy, float)
+    if t.ndim != 1 or t.shape != h.shape or len(np.unique(t)) < 2:
+        raise ValueError(
+            f"rounds and entropy must be [T] of two different rounds or more, got "
+            f"{t} and {h}."
+        )
+    slope, intercept = np.polyfit(np.log(t), np.log(h), 1)
     return float(np.exp(intercept)), float(-slope)

@@ -40,6 +40,8 @@ def value_bits(method: Kind, rate: float, accounting: Accounting = "golomb") -> 
     """
     check.one_of(tuple(_VALUE_BITS), method=method)
     check.one_of(("golomb", "seed_table"), accounting=accounting)
+    # Beyond a half both signs of SBC's message may cancel.
+    check.in_range(0, 0.5 if method == "sbc" else 1, rate=rate)
     value, surplus = _VALUE_BITS[method]
     extra = surplus if accounting == "seed_table" else 0
     return golomb.expected_bits(rate) + value + extra

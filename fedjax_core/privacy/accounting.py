@@ -192,7 +192,7 @@ def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
       *guarantees: (epsilon, delta) of each, >= 0 and in [0, 1).
 
     Returns:
-      (epsilon, delta), a delta >= 1 says nothing.
+      (epsilon, delta), delta 1 where they add up to more: it says nothing.
 
     References:
       Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
@@ -201,7 +201,7 @@ def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
     for epsilon, delta in guarantees:
         check.non_negative(epsilon=epsilon)
         check.fraction(delta=delta)
-    return sum(e for e, _ in guarantees), sum(d for _, d in guarantees)
+    return sum(e for e, _ in guarantees), min(1, sum(d for _, d in guarantees))
 
 
 # Inside `noise_multiplier_for` the name is taken by what may be spent.

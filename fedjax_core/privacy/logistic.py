@@ -36,10 +36,11 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import check_finite, norms
+from fedjax_core.arrays import norms
 from fedjax_core.privacy.calibration import gaussian_sigma, gaussian_sigma_classical
 from fedjax_core.privacy.concentrated import minimiser_sensitivity
 from fedjax_core.privacy.mechanisms import add_gaussian
+from fedjax_core.scorers import check_features
 from fedjax_core.types import Key
 
 GRADIENT_NORM = 1e-9  # at which the minimum counts as found
@@ -217,26 +218,18 @@ def certainty(
       queries: ``[q, H]`` public features to score.
 
     Raises:
-      ValueError: shapes that do not fit, features that are not finite.
+      ValueError: shapes that do not fit, features that are not finite, no negatives.
       ArithmeticError: a minimum that is not found.
     """
-    own, mask = np.asarray(own), np.asarray(mask, bool)
-    negatives, queries = np.asarray(negatives), np.asarray(queries)
-    shapes = [own.shape[:2], own.shape[2:], own.shape[2:]]
-    if [mask.shape, negatives.shape[1:], queries.shape[1:]] != shapes:
-        raise ValueError(
-            f"own, mask, negatives and queries must have shapes [N, m, H], [N, m], "
-            f"[n, H] and [q, H], got {own.shape}, {mask.shape}, {negatives.shape} and "
-            f"{queries.shape}."
-        )
-    check_finite(own=own[mask], negatives=negatives, queries=queries)
+    own, mask, negatives, queries = check_features(own, mask, negatives, queries)
     sizes = mask.sum(1)
     total, scale = sizes + len(negatives), jnp.ones(len(sizes))
     with jax.enable_x64(True):
         own = jnp.where(mask[..., None], jnp.asarray(own, jnp.float64), 0)
         negatives, queries = (jnp.asarray(x, jnp.float64) for x in (negatives, queries))
         if config.normaliser == "own_max":
-            scale = jnp.maximum(norms(own).max(1), norms(negatives).max())
+            scale = jnp.maximum(norms(own).max(1, initial=0), norms(negatives).max())
+            scale = jnp.where(scale > 0, scale, 1)
         else:
             public = norms(jnp.concatenate([negatives, queries]))
             bound = jnp.quantile(public, config.quantile)

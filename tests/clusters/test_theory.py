@@ -146,10 +146,12 @@ def test_tolerated_noise_is_where_the_bounds_meet():
 def test_noise_of_random_gradients_is_tolerated_as_printed():
     # The thesis's figure 6.3, P[g > 0] and P[correct], each of 200 draws. Printed are
     # two digits of a simulation: beyond 0.03 a difference is 3.5 standard deviations,
-    # and one of the 14 comparisons fails by chance with less than 1 %.
+    # and one of the 20 comparisons fails by chance with less than 1 %.
     printed = {
         (2, 1.0): (1, 1), (4, 1.0): (1, 1), (10, 1.0): (1, 1), (15, 1.0): (1, 1),
-        (15, 1.2): (0.97, None), (4, 1.5): (0.96, 1), (10, 1.5): (0.47, 0.96),
+        (2, 1.2): (1, None), (4, 1.2): (1, None), (10, 1.2): (1, None),
+        (15, 1.2): (0.97, None), (2, 1.5): (1, 1), (4, 1.5): (0.96, 1),
+        (10, 1.5): (0.47, 0.96),
         (15, 1.5): (0.15, 0.88),
     }  # fmt: skip
     for (K, gamma), shares in printed.items():
@@ -185,6 +187,7 @@ def test_gradients_of_two_distributions_are_opposite_where_the_mean_is_stationar
         (lambda: tolerated_noise(1), "num_distributions must be in"),
         (lambda: cross_bound([0.1, -0.1], 2), "got -0.1"),
         (lambda: intra_bound([0.1, np.nan], [0, 0]), "got nan"),
+        (lambda: intra_bound([0.1, 0.2], [0]), "truth must have a row for each of 2"),
     ],
 )
 def test_what_theory_does_not_cover_is_refused(bound, message):

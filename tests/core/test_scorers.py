@@ -68,9 +68,13 @@ def test_nearest_neighbours_are_by_cosine():
         nearest(queries, own, 10)
 
 
-def test_an_unknown_scorer_is_an_error():
+def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="name must be one of 'two-class SVM'"):
         score("svm", OWN, MASK, NEGATIVES, QUERIES)
+    with pytest.raises(ValueError, match="queries must be finite"):
+        score("isolation forest", OWN, MASK, NEGATIVES, QUERIES * np.nan)
+    with pytest.raises(ValueError, match="must have shapes"):
+        score("equal", OWN, MASK, NEGATIVES, QUERIES[:, :1])
 
 
 def test_densities_make_an_ensemble_of_constant_classifiers_right():

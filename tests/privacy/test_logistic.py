@@ -147,9 +147,19 @@ def test_the_noise_is_normal_of_that_scale_and_the_clients_own():
     np.testing.assert_array_equal(again.weights[0], got.weights[0])
 
 
+def test_features_of_zeros_are_as_uncertain_as_can_be():
+    own, mask, zeros = np.zeros((2, 3, 4)), np.zeros((2, 3), bool), np.zeros((5, 4))
+    mask[0] = True
+    for normaliser in ("public", "own_max"):
+        config = privacy.CertaintyConfig(epsilon=None, normaliser=normaliser)
+        got = privacy.certainty(config, KEY, own, mask, zeros, zeros)
+        np.testing.assert_allclose(got.scores, 0.5)
+
+
 def test_guarantees_add_up():
     assert privacy.compose((0.1, 1e-5), (2.0, 1e-6)) == pytest.approx((2.1, 1.1e-5))
     assert privacy.compose() == (0, 0)
+    assert privacy.compose((0.1, 0.9), (0.1, 0.9)) == (0.2, 1)
     with pytest.raises(ValueError, match=r"epsilon must be >= 0"):
         privacy.compose((-0.1, 0))
 
@@ -180,6 +190,8 @@ def test_arguments_name_what_is_wrong():
         privacy.certainty(OPEN, KEY, own, mask, negatives, queries)
     with pytest.raises(ValueError, match="own must be finite"):
         privacy.certainty(OPEN, KEY, own + np.nan, mask, negatives, negatives)
+    with pytest.raises(ValueError, match="negatives must have a row or more, got none"):
+        privacy.certainty(OPEN, KEY, own, mask, negatives[:0], negatives)
     with pytest.raises(ValueError, match="num_examples must be in"):
         logistic.sensitivity(0.1, 0)
 
