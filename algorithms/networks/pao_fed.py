@@ -36,7 +36,12 @@ from jax import lax
 
 from fedjax_core import check, random
 from fedjax_core.networks.run import System
-from fedjax_core.networks.streaming import World, featurise, held_out_error
+from fedjax_core.networks.streaming import (
+    World,
+    check_world,
+    featurise,
+    held_out_error,
+)
 from fedjax_core.types import Key
 
 
@@ -144,12 +149,14 @@ def make(
       name: recorded.
 
     Raises:
-      ValueError: num_shared is larger than the number of features.
+      ValueError: num_shared is larger than the number of features, or as
+        `streaming.check_world`.
     """
     check.instance(Config, config=config)
     shapes = (
         world if isinstance(world, World) else jax.eval_shape(world, random.seed_key(0))
     )
+    check_world(shapes)
     d, m = shapes.test_z.shape[1], config.num_shared
     if m is not None:
         check.in_range(1, d, num_shared=m)

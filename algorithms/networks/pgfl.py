@@ -59,10 +59,10 @@ class Config:
         own "aggregate" as in the text, which sends it nowhere.
       per_server: clients that take part, of every server; None is all.
       penalty_shared_by: the "server"'s clients, as printed, or those of its "cluster".
-      solver_steps: of the logistic error's inner solver.
+      solver_steps: of Newton's for the logistic error, enough to find the minimum.
       budget: of every client's messages; None sends them without noise.
-      gradient_bound: C > 0, of the error of one example, needed with a budget: a
-        promise for squared errors, the largest norm of a row for logistic ones.
+      gradient_bound: C > 0, of the gradient of the error of one example, needed with a
+        budget. A promise: for logistic errors the largest norm of a row will do.
 
     Raises:
       ValueError: an attribute out of range, tau with one cluster, single steps with
@@ -193,4 +193,5 @@ def make(config: Config, graph: Graph, draw: served.Draw) -> System:
         found = served.quality(world, state.params, state.models)
         return private.report(state.ledger) | found
 
-    return System("pgfl", config, world, init, step, evaluate)
+    horizon = private.horizon(config.budget)
+    return System("pgfl", config, world, init, step, evaluate, horizon)

@@ -100,5 +100,11 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
         return private.report(state.ledger) | error
 
     return System(
-        "zcdp_grad_nfl", (config, risk), risks.world(risk, draw), init, step, evaluate
+        "zcdp_grad_nfl",
+        (config, risk),
+        risks.world(risk, draw),
+        init,
+        step,
+        evaluate,
+        private.horizon(config.budget),
     )

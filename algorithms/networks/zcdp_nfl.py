@@ -49,8 +49,9 @@ class Config:
         where the risk has kinks.
       primal: "linearised", or "exact" by factorisation or the risk's inner solver.
       budget: of every node's messages; None sends them without noise.
-      gradient_bound: C > 0, of the error of one example. Needed with a budget: nothing
-        bounds the gradients of squared errors, so there it is a promise.
+      gradient_bound: C > 0, of the gradient of the error of one example, needed with a
+        budget. A promise: nothing bounds those of squared errors, and nobody looks
+        whether it is the largest norm of a row, or more, with others.
 
     Raises:
       ValueError: an attribute out of range, or a budget without gradient_bound.
@@ -157,4 +158,5 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
         error = risks.normalised_error(state.admm.params, world.problem.optimum)
         return private.report(state.ledger) | error
 
-    return System("zcdp_nfl", (config, risk), world, init, step, evaluate)
+    horizon = private.horizon(config.budget)
+    return System("zcdp_nfl", (config, risk), world, init, step, evaluate, horizon)

@@ -14,6 +14,7 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Sections 3.3 and 4.6, (57).
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -126,12 +127,29 @@ def node_rows(
             f"X and y must have shapes ({n}, m, d) and ({n}, m), got {X.shape} and "
             f"{y.shape}."
         )
-    rows = as_mask("mask", mask, y.shape)
-    X, y = jnp.where(rows[..., None], X, 0), jnp.where(rows, y, 0)
-    check_finite(X=X, y=y)
-    if not allow_empty:
-        check_no_empty(rows)
+    known = is_known(X, y, mask)
+    # Inside jit what is known would become traced, and not be looked at.
+    with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+        rows = as_mask("mask", mask, y.shape)
+        X, y = jnp.where(rows[..., None], X, 0), jnp.where(rows, y, 0)
+        check_finite(X=X, y=y)
+        if not allow_empty:
+            check_no_empty(rows)
     return X, y, rows
+
+
+def as_signs(y: ArrayLike, rows: ArrayLike) -> jax.Array:
+    """Labels -1 and 1 of the rows ``[..., m]`` that exist; traced others become NaN.
+
+    Raises:
+      ValueError: a known label is another.
+    """
+    if is_known(y, rows):
+        wrong = np.asarray(y)[np.asarray(rows) & (np.abs(y) != 1)]
+        if wrong.size:
+            raise ValueError(f"y must be labels -1 and 1, got {wrong[0]}.")
+    y = jnp.asarray(y)
+    return jnp.where(jnp.asarray(rows) & (jnp.abs(y) != 1), jnp.nan, y)
 
 
 def check_no_empty(rows: jax.Array) -> None:

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.networks.graph import Graph, num_neighbours
 from fedjax_core.networks.operators import Round
-from fedjax_core.privacy import Budget, minimiser_sensitivity, spend
+from fedjax_core.privacy import Budget, SplitBudget, minimiser_sensitivity, spend
 from fedjax_core.privacy.mechanisms import noise_by_leaf
 from fedjax_core.types import Metrics
 
@@ -115,6 +115,11 @@ def check_bound(budget: Budget | None, gradient_bound: float | None) -> None:
             "gradient_bound must be given with a budget: without a bound on the "
             "gradient of one example no noise hides it, got None."
         )
+
+
+def horizon(budget: Budget | None) -> int | None:
+    """The most rounds of a message each that a budget is for, None of any number."""
+    return budget.messages if isinstance(budget, SplitBudget) else None
 
 
 def metrics(old: Ledger, new: Ledger) -> Metrics:

@@ -27,6 +27,7 @@ from fedjax_core import check
 from fedjax_core.networks.oracles import (
     Losses,
     Quadratic,
+    as_signs,
     node_rows,
     per_node,
     quadratic,
@@ -128,9 +129,13 @@ def nodes(
       mask: ``[n, m]`` bool, the rows that exist; by default all. D_k counts them.
 
     Raises:
-      ValueError: other shapes, a row that is not finite, or a node without rows.
+      ValueError: other shapes, a row that is not finite, a node without rows, or
+        labels of a logistic error other than -1 and 1. What is drawn inside a program
+        can't be refused: it makes NaN, which ends a run.
     """
     X, y, rows = node_rows(X, y, mask)
+    if risk.error == "logistic":
+        y = as_signs(y, rows)
     y = y.astype(X.dtype)
     share = rows.astype(X.dtype) / rows.sum(1, keepdims=True).astype(X.dtype)
     each = risk.strength / len(X)

@@ -63,7 +63,8 @@ class System(NamedTuple):
         shapes and dtypes. Metrics are scalars by name, at least one.
       evaluate: ``(world, state) -> metrics``, scalars by name; and values per node
         ``[n]``, of which `Result.client_metrics` has the last.
-      horizon: the most rounds that the world has events for, or None.
+      horizon: the most rounds that the world has events for, or a privacy budget
+        messages, or None.
     """
 
     name: str
@@ -124,7 +125,7 @@ def run(
     if system.horizon is not None and rounds > system.horizon:
         raise ValueError(
             f"rounds must be at most {system.horizon}, for which {system.name} has "
-            f"events, got {rounds}."
+            f"events or a privacy budget, got {rounds}."
         )
     steps = _Steps(system, seeds, seeds_axis)
     return drive(

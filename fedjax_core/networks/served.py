@@ -20,7 +20,12 @@ from fedjax_core.arrays import is_known
 from fedjax_core.networks import admm
 from fedjax_core.networks.graph import Graph, degree, laplacian
 from fedjax_core.networks.labelled import check_labels, shares
-from fedjax_core.networks.oracles import least_squares_statistics, node_rows
+from fedjax_core.networks.oracles import (
+    as_signs,
+    least_squares_statistics,
+    node_rows,
+    smooth,
+)
 from fedjax_core.types import Key, Metrics
 
 
@@ -104,8 +109,8 @@ def prepared(
 
     Raises:
       ValueError: other shapes, rows that are not finite, a client without rows, a
-        known server or cluster out of range, or a server without clients. Those drawn
-        inside a program, and classes other than -1 and 1, make NaN, which ends a run.
+        known server, cluster or label out of range, or a server without clients. Those
+        drawn inside a program make NaN, which ends a run.
     """
     X, y, mask = node_rows(clients.X, clients.y, clients.mask, len(clients.server))
     check_labels("client", num_servers, server=clients.server)
@@ -127,49 +132,49 @@ def prepared(
     ridge = shares(strength, groups, group)
     ridge = jnp.where((cluster >= 0) & (cluster < num_clusters), ridge, jnp.nan)
     ridge = ridge.astype(X.dtype)
+    # A traced client without rows, which could not be refused.
+    ridge = jnp.where(mask.any(1), ridge, jnp.nan)
+    test = clients.test
     if error == "logistic":
-        y = jnp.where(mask & (jnp.abs(y) != 1), jnp.nan, y)
+        y = as_signs(y, mask)
+        if test is not None:
+            test = test[0], as_signs(test[1], np.ones(test[1].shape, bool))
     share = mask.astype(X.dtype) / mask.sum(1, keepdims=True).astype(X.dtype)
     spectral = ()
     if error == "squared":
         own, slope, _ = least_squares_statistics(X, y, mask)
         eye = jnp.eye(X.shape[2], dtype=X.dtype)
         spectral = admm.spectral(own + ridge[:, None, None] * eye[None], slope)
-    truth, test = clients.truth, clients.test
-    y = y.astype(X.dtype)
+    y, truth = y.astype(X.dtype), clients.truth
     return World(server, cluster, task, X, y, share, ridge, spectral, truth, test)
 
 
 def primal(world: World, steps: int) -> admm.Primal:
-    """How clients minimise: in closed form, or by `steps` accelerated gradient steps.
+    """How clients minimise: in closed form, or by at most `steps` of Newton's.
 
-    The latter start at what the server sent.
+    A logistic error is minimised around the point that its penalties alone would end
+    at. Gradient steps would not do for private messages: what they leave undone differs
+    from one neighbour's data to the other's by more than the noise hides.
     """
-    return admm.quadratic(world.spectral) if world.spectral else _descent(world, steps)
+    return admm.quadratic(world.spectral) if world.spectral else _newton(world, steps)
 
 
-def _descent(world: World, steps: int) -> admm.Primal:
+def _newton(world: World, steps: int) -> admm.Primal:
+    def error(v, client):
+        rows, y, share, ahead = client
+        return share @ jax.nn.softplus(-y * (ahead + rows @ v))
+
     def minimise(sent, force, curvature, t):
         del t
         stiff = 2 * world.ridge + curvature
-        # The logistic error bends by at most a quarter of a row's square.
-        most = (world.share * (world.X**2).sum(2)).sum(1) / 4 + stiff
-        root = jnp.sqrt(stiff / most)[:, None]
-        momentum = (1 - root) / (1 + root)
-
-        def slope(W):
-            margin = world.y * jnp.einsum("kmd,kd->km", world.X, W)
-            pull = -world.y * jax.nn.sigmoid(-margin) * world.share
-            fit = jnp.einsum("kmd,km->kd", world.X, pull)
-            near = curvature[:, None] * (W - sent)
-            return fit + 2 * world.ridge[:, None] * W + force + near
-
-        def one(_, both):
-            old, ahead = both
-            new = ahead - slope(ahead) / most[:, None]
-            return new, new + momentum * (new - old)
-
-        return jax.lax.fori_loop(0, steps, one, (sent, sent))[0]
+        centre = (curvature[:, None] * sent - force) / stiff[:, None]
+        # The minimum is within the span of the rows, which often are few.
+        basis, rows = jnp.linalg.qr(world.X.swapaxes(1, 2))
+        ahead = jnp.einsum("kmd,kd->km", world.X, centre)
+        data = rows.swapaxes(1, 2), world.y, world.share, ahead
+        still = jnp.zeros(basis.shape[::2], basis.dtype)
+        v = smooth(error, data, steps=steps).prox(still, stiff)
+        return centre + jnp.einsum("kdr,kr->kd", basis, v)
 
     return minimise
 

@@ -23,6 +23,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
+from fedjax_core.arrays import is_known
 from fedjax_core.types import Key, Metrics
 
 
@@ -71,6 +72,26 @@ class World(NamedTuple):
     features: Features | None
     test_z: jax.Array
     test_y: jax.Array
+
+
+def check_world(world: World) -> None:
+    """Refuses streams and events that do not belong together.
+
+    Raises:
+      ValueError: other shapes than those of `World`; or, where events are known, a
+        delay below 0, or a client that is available without a sample.
+    """
+    for name, leaf in {"x": world.x, **world.events._asdict()}.items():
+        if leaf.shape[:2] != world.y.shape:
+            raise ValueError(
+                f"{name} must be [T, K] like y, {world.y.shape}, got {leaf.shape}."
+            )
+    arrived, available, delay = world.events
+    if isinstance(delay, jax.ShapeDtypeStruct) or not is_known(*world.events):
+        return
+    check.each_in_range(0, np.inf, delay=delay)
+    if (np.asarray(available) & ~np.asarray(arrived)).any():
+        raise ValueError("available must be False where no sample arrived, got True.")
 
 
 def draw_arrivals(key: Key, samples: ArrayLike, iterations: int) -> jax.Array:

@@ -182,7 +182,7 @@ class SplitBudget:
     Attributes:
       epsilon: of all messages together, > 0.
       delta: in (0, 1).
-      messages: T >= 1.
+      messages: T >= 1; a run of more rounds is refused.
 
     Raises:
       ValueError: an attribute out of range.

@@ -358,6 +358,21 @@ def test_settings_out_of_range_are_refused():
         pao_fed.make(dataclasses.replace(BASE, num_shared=D + 1), make_world())
 
 
+def test_worlds_whose_parts_do_not_belong_together_are_refused():
+    world = make_world()
+    arrived, available, delay = world.events
+    for wrong, match in (
+        (world._replace(x=world.x[:10]), r"x must be \[T, K\] like y"),
+        (Events(arrived[:10], available, delay), "arrived must be"),
+        (Events(arrived, available[:, :1], delay), "available must be"),
+        (Events(arrived, available, delay - 1), r"delay must be in \[0, inf\], got -1"),
+        (Events(available, arrived, delay), "available must be False where no sample"),
+    ):
+        wrong = wrong if isinstance(wrong, World) else world._replace(events=wrong)
+        with pytest.raises(ValueError, match=match):
+            pao_fed.make(BASE, wrong)
+
+
 def test_samples_that_are_not_numbers_end_the_run():
     world = make_world()
     world.x[5] = np.nan

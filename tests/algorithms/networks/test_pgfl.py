@@ -306,6 +306,31 @@ def test_G11_errors_that_are_linear_attain_the_sensitivity(x64):
     np.testing.assert_allclose(moved, most, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("norm", "rho"), [(28.0, 1.0), (1.0, 0.1), (1.0, 2.0)])
+def test_G11_holds_with_long_duals_and_rows_of_unlike_lengths(norm, rho):
+    # Forces as long as the dual of a private run gets; one row of three is replaced.
+    rng, who = np.random.default_rng(0), jnp.zeros(20, int)
+    X = rng.normal(size=(20, 3, 100))
+    X *= norm / np.linalg.norm(X, axis=2, keepdims=True)
+    X[:, 1:] *= 1e-3
+    force = rng.normal(size=(20, 100))
+    force *= 150 * norm / np.linalg.norm(force, axis=1, keepdims=True)
+    labels = jnp.sign(rng.normal(size=(20, 3)))
+
+    @jax.jit
+    def minimum(X):
+        mask = jnp.ones((20, 3), bool)
+        clients = served.Clients(who, who, X, labels, mask)
+        world = served.prepared(clients, 1, 1, 0.0, "logistic", by_cluster=False)
+        primal = served.primal(world, pgfl.Config().solver_steps)
+        return primal(jnp.zeros((20, 100)), force, jnp.full(20, rho), 0)
+
+    other = X.copy()
+    other[:, 0] *= 1e-3
+    moved = jnp.linalg.norm(minimum(X) - minimum(other), axis=1)
+    assert (moved <= minimiser_sensitivity(norm, 3, rho)).all()
+
+
 def test_T62_the_drift_is_below_its_bound_in_the_mean_over_both_noises():
     # The theorem is of means over the noise of labels and that of messages. It leaves
     # out what models differ by through noise alone: tasks that are one, eta = 0, drift.
@@ -492,8 +517,19 @@ def test_data_of_other_servers_clusters_or_classes_do_not_pass_unnoticed():
         np.testing.assert_array_equal(np.isnan(world.ridge), world.task == 2)
     classes = dataclasses.replace(RIDGE, error="logistic")
     zero_one = CLIENTS._replace(y=(Y > 0).astype(float))
-    world = pgfl.make(classes, GRAPH, lambda key: zero_one).world(key)
+    with pytest.raises(ValueError, match="y must be labels -1 and 1, got 0"):
+        run(pgfl.make(classes, GRAPH, lambda key: zero_one), rounds=1, progress=False)
+    # What is drawn inside a program becomes NaN, which ends a run.
+    drawn = pgfl.make(classes, GRAPH, lambda key: jax.tree.map(jnp.array, zero_one))
+    world = jax.jit(drawn.world)(key)
     np.testing.assert_array_equal(np.isnan(world.y), MASK & (Y <= 0))
+    empty = CLIENTS._replace(mask=MASK & (np.arange(K) != 2)[:, None])
+    with pytest.raises(ValueError, match="every node a row, got none for node 2"):
+        run(pgfl.make(RIDGE, GRAPH, lambda key: empty), rounds=1, progress=False)
+    drawn = pgfl.make(RIDGE, GRAPH, lambda key: jax.tree.map(jnp.array, empty))
+    np.testing.assert_array_equal(
+        np.isnan(jax.jit(drawn.world)(key).ridge), np.arange(K) == 2
+    )
 
 
 def test_what_is_out_of_range_is_refused():

@@ -173,6 +173,16 @@ def test_equal_parts_of_epsilon_and_delta_have_their_noise():
     np.testing.assert_allclose(states.ledger.spent[-1], spent, rtol=1e-6)
 
 
+def test_a_budget_of_so_many_messages_is_not_overrun():
+    for make in (zcdp_nfl.make, zcdp_grad_nfl.make):
+        config = PRIVATE if make is zcdp_nfl.make else zcdp_grad_nfl.Config()
+        budget = SplitBudget(1.0, 1e-5, 3)
+        config = dataclasses.replace(config, budget=budget, gradient_bound=1.0)
+        system = make(config, GRAPH, RIDGE, draw)
+        with pytest.raises(ValueError, match="rounds must be at most 3"):
+            run(system, rounds=4, progress=False)
+
+
 def test_C7_C15_without_noise_all_reach_the_centralised_solution():
     for config, rounds in (
         (zcdp_nfl.Config(1.0, 0.15), 2000),
