@@ -86,7 +86,8 @@ def test_exactly_k_with_ties_to_the_lower_position(how):
             np.testing.assert_array_equal(chosen(x, k), expected)
     table = f32(RNG.integers(-3, 4, (4, d)))
     rows = jax.jit(jax.vmap(lambda x: how(x, 7)))(table)
-    np.testing.assert_array_equal(rows, [chosen(x, 7) for x in table])
+    expected = np.sort(np.argsort(-table, kind="stable")[:, :7])
+    np.testing.assert_array_equal(rows, expected)
 
 
 # Sparse messages.
@@ -166,7 +167,7 @@ def test_a_dense_rate_sends_no_positions():
 )
 def test_a_message_is_as_long_as_its_code(make, values):
     d = 500
-    for k in (1, 5, 50, 200):
+    for k in (1, 5, 200):
         v = f32(RNG.normal(size=d) ** 3)
         how = {"accounting": "golomb", "residual": False}
         out, bits = compiled(make, k / d, **how)(v, KEY)
@@ -184,7 +185,9 @@ def test_a_message_is_as_long_as_its_code(make, values):
 
 def test_per_tensor_messages_are_those_of_the_tensors():
     update = {"b": jnp.float32(RNG.normal(size=3)), "w": jnp.float32(V.reshape(2, 4))}
-    out, bits, _ = send(stc(0.25, granularity="per_tensor", residual=False), update)
+    out, bits = compiled(stc, 0.25, granularity="per_tensor", residual=False)(
+        update, KEY
+    )
     parts = {
         name: plain(stc, x.ravel(), kept(0.25, x.size)) for name, x in update.items()
     }
@@ -207,7 +210,7 @@ def test_a_threshold_counts_what_it_sends():
 def test_clients_side_by_side_and_one_after_another_send_the_same():
     table = jnp.float32(RNG.normal(size=(5, 64)))
     for transform in (stc(0.1), sbc(0.1), top_k(0.1), sign()):
-        one = lambda v, t=transform: send(t, v)[:2]  # noqa: E731
+        one = jax.jit(lambda v, t=transform: send(t, v)[:2])
         out, bits = jax.jit(jax.vmap(one))(table)
         for v, got, size in zip(table, out, np.asarray(bits), strict=True):
             expected = one(v)
@@ -283,19 +286,25 @@ def test_random_quantisers_have_no_bias(transform):
 
 
 def test_zero_is_quantised_to_zero():
-    for transform in (terngrad(), qsgd(2), sketch(0.5)):
-        out, _, _ = send(transform, jnp.zeros(5))
-        np.testing.assert_array_equal(out, np.zeros(5))
+    transforms = terngrad(), qsgd(2), sketch(0.5)
+    sent = jax.jit(lambda v: [send(transform, v)[0] for transform in transforms])
+    np.testing.assert_array_equal(sent(jnp.zeros(5)), np.zeros((3, 5)))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_shows_whatever_is_chosen(bad):
+def test_what_is_not_finite_shows_whatever_is_chosen():
     lossy = [make(0.1, residual=False) for make in (stc, sbc, top_k)]
     lossy += [threshold(1.0, residual=False), sign(), terngrad(), qsgd(4), sketch(0.5)]
-    for transform in lossy:
-        for place in range(8):  # among the chosen or not
-            v = jnp.float32(V).at[place].set(bad)
-            assert np.isnan(send(transform, v)[0]).any(), transform.name
+    vectors = np.tile(V, (16, 1))
+    for place in range(8):  # among the chosen or not
+        vectors[place, place], vectors[8 + place, place] = np.nan, np.inf
+
+    @jax.jit
+    @jax.vmap
+    def sent(v):
+        return {transform.name: send(transform, v)[0] for transform in lossy}
+
+    for name, out in sent(vectors).items():
+        assert np.isnan(out).any(1).all(), name
 
 
 # Residuals.
@@ -391,7 +400,7 @@ def test_without_residuals_unlike_clients_do_not_meet():
 
 def test_residuals_keep_the_dtype_of_what_is_sent():
     update = jnp.asarray(RNG.normal(size=12), jnp.bfloat16)
-    out, _, state = send(stc(0.25), update)
+    out, _, state = jax.jit(lambda u: send(stc(0.25), u))(update)
     assert out.dtype == jnp.bfloat16
     assert state.residual.dtype == jnp.float32
     chex.assert_trees_all_close(out.astype(jnp.float32) + state.residual, update)
