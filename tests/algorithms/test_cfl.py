@@ -267,7 +267,7 @@ def test_robust_rounds_drop_the_smaller_part_for_good(cohorts):
     # The larger part learns as FedAvg of its members alone.
     state, alone = kept[0][0], plans([[1, 2, 5, 6, 7]])[0]
     same = fedavg.make(fedavg.Config(client_lr=LR, work=WORK), softmax_loss)
-    average, _ = same.round(same.init(PARAMS, N), alone, KEY)
+    average, _ = jax.jit(same.round)(same.init(PARAMS, N), alone, KEY)
     chex.assert_trees_all_close(state.params, average.params, rtol=1e-5, atol=1e-6)
     state = kept[-1][0]
     row_of_0 = own(compiled(ROBUST).algorithm, state, 0)
