@@ -1,6 +1,7 @@
 """Configs that differ in numbers share a program, and each is what `simulate` gives."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -44,6 +45,19 @@ def lrs(*values):
     return [dataclasses.replace(PLAIN, client_lr=value) for value in values]
 
 
+@functools.cache
+def alone(client_lr) -> Result:
+    """What `simulate` gives."""
+    (config,) = lrs(client_lr)
+    return simulate(averaging(config), DATA, MODEL, progress=False, **RUN)
+
+
+@pytest.fixture(scope="module")
+def in_turn() -> list[Result]:
+    """Rates of 0.1, 0.2 and 0.3 in one program."""
+    return results(sweep(averaging, lrs(0.1, 0.2, 0.3), DATA, MODEL, **RUN))
+
+
 def results(ends) -> list[Result]:
     assert all(isinstance(end, Result) for end in ends), ends
     return ends
@@ -78,28 +92,31 @@ def test_the_pooled_population_takes_numbers_as_arguments(caplog):
     assert not np.array_equal(ends[0].train["train_loss"], alone.train["train_loss"])
 
 
-def test_a_rate_that_scales_what_it_did_gives_the_same_bits():
-    ends = results(sweep(averaging, lrs(0.1, 0.3), DATA, MODEL, **RUN))
-    for end, config in zip(ends, lrs(0.1, 0.3), strict=True):
-        alone = simulate(averaging(config), DATA, MODEL, progress=False, **RUN)
-        for name, value in values(alone).items():
+def test_a_rate_that_scales_what_it_did_gives_the_same_bits(in_turn):
+    for end, client_lr in ((in_turn[0], 0.1), (in_turn[2], 0.3)):
+        for name, value in values(alone(client_lr)).items():
             np.testing.assert_array_equal(values(end)[name], value, err_msg=name)
+
+
+MIXED = tuple(apfl.Config(alpha=a, work=WORK) for a in (0.2, 0.5, 0.9))
+
+
+@functools.cache
+def mixed_alone() -> Result:
+    algorithm = apfl.make(MIXED[2], MODEL.loss)
+    return simulate(algorithm, DATA, MODEL, progress=False, **RUN)
 
 
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_runs_side_by_side_are_those_in_turn(store):
-    configs = [apfl.Config(alpha=a, work=WORK) for a in (0.2, 0.5, 0.9)]
     in_turn, side_by_side = (
         sweep(
-            lambda config: apfl.make(config, MODEL.loss), configs, DATA, MODEL,
+            lambda config: apfl.make(config, MODEL.loss), list(MIXED), DATA, MODEL,
             seeds_axis=axis, client_store=store, **RUN,
         )
         for axis in ("map", "vmap")
     )  # fmt: skip
-    alone = simulate(
-        apfl.make(configs[2], MODEL.loss), DATA, MODEL, progress=False, **RUN
-    )
-    assert_close(results(in_turn)[2], alone)  # its own models depend on alpha
+    assert_close(results(in_turn)[2], mixed_alone())  # own models depend on alpha
     for a, b in zip(results(in_turn), results(side_by_side), strict=True):
         assert b.compilations == 1
         assert_close(b, a)
@@ -124,11 +141,12 @@ def test_numbers_of_plugs_are_numbers_of_a_config():
     def make(config):
         return fedavg.make(config, MODEL.loss, transform=clip(config.norm))
 
-    configs = [Clipped(work=WORK, norm=norm) for norm in (0.01, 100.0)]
+    configs = [Clipped(work=WORK, norm=norm) for norm in (100.0, 0.01)]
     ends = results(sweep(make, configs, DATA, MODEL, **RUN))
     assert ends[1].compilations == 1
-    for end, config in zip(ends, configs, strict=True):
-        assert_close(end, simulate(make(config), DATA, MODEL, progress=False, **RUN))
+    assert_close(ends[0], alone(0.1))  # nothing is as long
+    clipped = simulate(make(configs[1]), DATA, MODEL, progress=False, **RUN)
+    assert_close(ends[1], clipped)
 
 
 @pytest.mark.parametrize("axis", ["map", "vmap"])
@@ -160,8 +178,7 @@ def test_a_config_that_diverges_leaves_the_others_alone(axis, tmp_path):
     ends = sweep(averaging, configs, DATA, MODEL, **options)
     assert isinstance(ends[1], NonFiniteUpdateError)
     assert "seed 3" in str(ends[1])
-    alone = simulate(averaging(configs[2]), DATA, MODEL, progress=False, **RUN)
-    assert_close(ends[2], alone)
+    assert_close(ends[2], alone(0.3))
     # What is there is a run directory like any other, read without a round.
     again = simulate(
         averaging(configs[2]), DATA, MODEL, progress=False, run_dir=dirs[2],
@@ -171,11 +188,10 @@ def test_a_config_that_diverges_leaves_the_others_alone(axis, tmp_path):
     assert_close(again, ends[2], rtol=0)
 
 
-def test_runs_side_by_side_go_on_from_different_rounds(tmp_path, caplog):
+def test_runs_side_by_side_go_on_from_different_rounds(in_turn, tmp_path, caplog):
     configs = lrs(0.1, 0.2, 0.3)
     dirs = [tmp_path / str(i) for i in range(3)]
     options: dict[str, Any] = RUN | {"seeds_axis": "vmap", "resume": True}
-    whole = sweep(averaging, configs, DATA, MODEL, **RUN)
     half: dict[str, Any] = options | {"rounds": 2, "run_dirs": dirs[:2]}
     sweep(averaging, configs[:2], DATA, MODEL, **half)
     (tmp_path / "2").mkdir()
@@ -183,7 +199,7 @@ def test_runs_side_by_side_go_on_from_different_rounds(tmp_path, caplog):
     ends = sweep(averaging, configs, DATA, MODEL, run_dirs=dirs, **options)
     assert "no run directory" in str(ends[2])
     assert not caplog.records
-    for end, expected in zip(results(ends[:2]), whole, strict=False):
+    for end, expected in zip(results(ends[:2]), in_turn, strict=False):
         assert end.timed_rounds == 2
         assert_close(end, expected)
 
