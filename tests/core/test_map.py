@@ -208,7 +208,7 @@ def test_every_schedule_equals_a_loop_over_clients(case):
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     for name, how in HOW.items():
         cohort = plan(ids, offsets, work, {"x": x}, how, seed=seed)
-        got = add_up_and_reduce(cohort, shared, jnp.float32(weights), state)
+        got = jax.device_get(add_up_and_reduce(cohort, shared, weights, state))
         for key in NAMES:
             np.testing.assert_allclose(
                 got.update[key],
@@ -223,7 +223,7 @@ def test_every_schedule_equals_a_loop_over_clients(case):
         for key, value in metrics.items():
             np.testing.assert_allclose(got.metrics[key], value, rtol=2e-5, atol=2e-5)
         per_client = got.client_metrics["seen"]
-        np.testing.assert_array_equal(per_client[jnp.array(rows, int)], [
+        np.testing.assert_array_equal(per_client[np.array(rows, int)], [
             sizes[ids[slot]] * work.epochs for slot in rows
         ])  # fmt: skip
         assert np.isnan(np.delete(got.client_metrics["loss"], rows)).all()
@@ -704,7 +704,9 @@ def tell() -> ClientProgram:
 @pytest.mark.parametrize("name", ["blocks of 3", "blocks of 2 on 4 devices"])
 def test_a_turn_says_where_in_the_round_a_client_stands(name):
     cohort = plan_round([1, 4], TRAIN, WORK, seed=0, round=5, execution=HOW[name])
-    got = map_clients(tell(), (), cohort, jax.random.key(0), reduce=stack())
+    got = jax.jit(
+        lambda c: map_clients(tell(), (), c, jax.random.key(0), reduce=stack())
+    )(cohort)
     for told, sizes in zip(got.update, (7, 10), strict=True):
         steps = WORK.epochs * -(-sizes // WORK.batch_size)
         np.testing.assert_array_equal(
@@ -817,13 +819,12 @@ def test_mean_takes_a_numpy_array():
     x = f32([1, 2, 4])
     train = Packed({"x": x}, np.arange(4))
     cohort = plan_round([2, 0, 1], train, WORK, seed=0, round=0)
-    got = map_clients(
-        constant_update(),
-        (),
-        cohort,
-        jax.random.key(0),
-        reduce=mean(np.array([3, 0, 1])),
-    )
+    weights = np.array([3, 0, 1])
+    got = jax.jit(
+        lambda c: map_clients(
+            constant_update(), (), c, jax.random.key(0), reduce=mean(weights)
+        )
+    )(cohort)
     np.testing.assert_allclose(got.update, (3 * 4 + 1 * 2) / 4, rtol=1e-6)
 
 
