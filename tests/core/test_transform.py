@@ -105,10 +105,11 @@ def test_clip_bounds_the_norm_and_keeps_the_direction(values, exponent):
     "dtype", [jnp.float8_e4m3fn, jnp.float16, jnp.bfloat16, jnp.float32]
 )
 @pytest.mark.parametrize("clip_norm", [1e-6, 0.01, 1.0])
-@pytest.mark.parametrize("size", [7, 1000, 300_000])
+@pytest.mark.parametrize("size", [7, 300_000])
 def test_the_bound_holds_in_every_dtype(dtype, clip_norm, size):
     # Equal coordinates are rounded the same way, and here below float16's normal ones.
-    for update in (jnp.full(size, 0.3), jax.random.normal(KEY, size)):
+    rng = np.random.default_rng(0)
+    for update in (np.full(size, 0.3, np.float32), f32(rng.standard_normal(size))):
         update = update.astype(dtype)
         out, _ = clipped()(update, jnp.float32(clip_norm))
         assert out.dtype == dtype
@@ -275,7 +276,7 @@ def reference_top_k(v, k):
     return out
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("rate", [0.01, 0.25, 1.0])
 def test_top_k_sends_the_largest_coordinates_of_all_leaves(rate):
     rng = np.random.default_rng(3)
     update = {

@@ -1,5 +1,6 @@
 """Models with running statistics: averaged by weight, never stepped by an optimiser."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -59,9 +60,14 @@ def make_data():
     return FederatedData.from_lists(clients, clients)
 
 
+@functools.cache
+def initial():
+    return jax.jit(MODEL.init)(jax.random.key(3))
+
+
 def start():
     """The initial model in float64: trained parameters, then statistics."""
-    params = jax.tree.map(np.float64, MODEL.init(jax.random.key(3)))
+    params = jax.tree.map(np.float64, initial())
     norm, dense = params.params["BatchNorm_0"], params.params["Dense_0"]
     weights = {
         "scale": norm["scale"],
@@ -107,10 +113,10 @@ def one_round(weights, stats, data, server_step, by="examples", steps=2):
 
 
 def run(algorithm, data, rounds=1, **kwargs):
-    params = MODEL.init(jax.random.key(3))
+    """Not evaluated unless told otherwise."""
     return simulate(
-        algorithm, data, MODEL, rounds=rounds, cohort_size=3, params=params,
-        progress=False, **kwargs,
+        algorithm, data, MODEL, rounds=rounds, cohort_size=3, params=initial(),
+        progress=False, **({"eval_splits": ()} | kwargs),
     )  # fmt: skip
 
 
@@ -141,7 +147,7 @@ def test_a_round_of_batch_normalisation_is_the_one_derived_by_hand(name):
         change = lambda d: 0.1 * d / (np.abs(d) + 1e-3)  # its first step  # noqa: E731
     config = fedavg.Config(**CONFIG, server_lr=0.5)
     algorithm = fedavg.make(config, MODEL.loss, server_optimizer=adam)
-    result = run(algorithm, data, execution=execution)
+    result = run(algorithm, data, execution=execution, eval_splits=("test",))
     weights, stats = one_round(*start(), data, change)
     assert_is(result.state.params, weights, stats)
     # Evaluation uses the running statistics.
@@ -232,6 +238,7 @@ def test_statistics_pass_beside_compression_and_not_past_clipping():
         run(fedavg.make(config, MODEL.loss, transform=clip(1.0)), data)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def step(optimizer, params, state, update):
     direction, state = server.direction(optimizer, params, state, update)
     return server.move(params, direction, update), state
