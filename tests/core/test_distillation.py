@@ -69,35 +69,45 @@ def batch(labels: Any = LABELS):
 def test_the_soft_loss_is_the_cross_entropy_and_its_gradient_that_of_kl():
     soft = soft_loss(softmax_loss, K)
     p = softmax(PARAMS, PUBLIC["x"])
-    got = soft(PARAMS, batch(), KEY)
-    np.testing.assert_allclose(got, -(LABELS * np.log(p)).sum(1), rtol=1e-5)
 
     def kl(params):
         log_p = jax.nn.log_softmax(PUBLIC["x"] @ params["w"] + params["b"][None])
         return (LABELS * (jnp.log(LABELS) - log_p)).sum(1).mean()
 
-    gradient = jax.grad(lambda w: soft(w, batch(), KEY).mean())(PARAMS)
-    expected, of_kl = soft_gradient(PARAMS), jax.grad(kl)(PARAMS)
+    @jax.jit
+    def values(labels):
+        def mean(params):
+            losses = soft(params, batch(labels), KEY)
+            return losses.mean(), losses
+
+        return *jax.grad(mean, has_aux=True)(PARAMS), jax.grad(kl)(PARAMS)
+
+    gradient, got, of_kl = values(LABELS)
+    np.testing.assert_allclose(got, -(LABELS * np.log(p)).sum(1), rtol=1e-5)
+    expected = soft_gradient(PARAMS)
     for name in PARAMS:
         np.testing.assert_allclose(gradient[name], expected[name], atol=1e-6)
         np.testing.assert_allclose(gradient[name], of_kl[name], atol=1e-6)
     # A student that says what the teacher says is at rest.
-    at_rest = jax.grad(lambda w: soft(w, batch(np.float32(p)), KEY).mean())(PARAMS)
+    at_rest, *_ = values(np.float32(p))
     assert max(np.abs(g).max() for g in jax.tree.leaves(at_rest)) < 1e-6
 
 
 def test_a_one_hot_target_is_a_label():
     hard = {**PUBLIC, "y": LABELS.argmax(1)}
     one_hot = np.eye(K, dtype=np.float32)[hard["y"]]
-    np.testing.assert_array_equal(
-        soft_loss(softmax_loss, K)(PARAMS, batch(one_hot), KEY),
-        softmax_loss(PARAMS, hard, KEY),
-    )
+    soft, plain = jax.jit(
+        lambda params: (
+            soft_loss(softmax_loss, K)(params, batch(one_hot), KEY),
+            softmax_loss(params, hard, KEY),
+        )
+    )(PARAMS)
+    np.testing.assert_array_equal(soft, plain)
 
 
 def test_the_network_runs_once_whatever_the_number_of_classes():
     model = models.mlp(3, 50, hidden=(4,))
-    params = model.init(KEY)
+    params = jax.eval_shape(model.init, KEY)
     data = {**PUBLIC, "labels": jnp.ones((N_PUBLIC, 50)) / 50}
 
     def gradient(params):
@@ -112,8 +122,19 @@ def test_the_network_runs_once_whatever_the_number_of_classes():
 def test_logits_of_a_loss_are_log_probabilities_in_every_batch_size():
     expected = np.log(softmax(PARAMS, PUBLIC["x"]))
     for size in (1, 4, 256):
-        got = predict(logits_of_loss(softmax_loss, K), PARAMS, PUBLIC, size)
+        logits = logits_of_loss(softmax_loss, K)
+        got = jax.jit(lambda p, s=size, f=logits: predict(f, p, PUBLIC, s))(PARAMS)
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def distilled(loss, optimizer, params, examples, work, **how):
+    """What `distil` ends with, compiled."""
+
+    @jax.jit
+    def run(params):
+        return distil(loss, optimizer, params, examples, LABELS, KEY, work, **how)
+
+    return run(params)
 
 
 class Net(nn.Module):
@@ -128,18 +149,18 @@ class Net(nn.Module):
 def test_a_model_in_evaluation_says_its_logits_and_learns_with_statistics():
     module = Net()
     model = models.classifier(module, (3,))
-    params = model.init(KEY)
+    params = jax.jit(model.init)(KEY)
     assert isinstance(params, Stateful)
     variables = {"params": params.params, **params.stats}
-    outputs: Any = module.apply(variables, PUBLIC["x"])
+    outputs: Any = jax.jit(module.apply)(variables, PUBLIC["x"])
     expected = jax.nn.log_softmax(outputs)
-    got = predict(logits_of_model(model), params, PUBLIC, 4)
+    logits = logits_of_model(model)
+    got = jax.jit(lambda params: predict(logits, params, PUBLIC, 4))(params)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="logits must be given for a model with runn"):
         logits_of_loss(model.loss, K)(params, PUBLIC)
-    new, _ = distil(
-        model.loss, SGD, params, PUBLIC, LABELS, KEY, LocalWork(batch_size=N_PUBLIC)
-    )
+    work = LocalWork(batch_size=N_PUBLIC)
+    new, _ = distilled(model.loss, SGD, params, PUBLIC, work)
     # One full batch with momentum 1/2 from a mean of 0.
     hidden = PUBLIC["x"] @ params.params["Dense_0"]["kernel"]
     moved = new.stats["batch_stats"]["BatchNorm_0"]["mean"]
@@ -148,7 +169,7 @@ def test_a_model_in_evaluation_says_its_logits_and_learns_with_statistics():
 
 def test_full_batches_are_gradient_descent():
     work = LocalWork(batch_size=N_PUBLIC, epochs=5)
-    params, loss = distil(softmax_loss, SGD, PARAMS, PUBLIC, LABELS, KEY, work)
+    params, loss = distilled(softmax_loss, SGD, PARAMS, PUBLIC, work)
     expected = {name: np.float64(p) for name, p in PARAMS.items()}
     losses = []
     for _ in range(5):
@@ -164,7 +185,7 @@ def test_the_student_may_be_the_mean_over_its_last_steps():
     def after(epochs, average=1):
         work = LocalWork(batch_size=N_PUBLIC, epochs=epochs)
         how = {"average": average}
-        return distil(softmax_loss, SGD, PARAMS, PUBLIC, LABELS, KEY, work, **how)[0]
+        return distilled(softmax_loss, SGD, PARAMS, PUBLIC, work, **how)[0]
 
     mean = (after(4)["w"] + after(5)["w"]) / 2
     np.testing.assert_allclose(after(5, average=2)["w"], mean, rtol=1e-5)
@@ -200,7 +221,7 @@ def visited(work):
 
     examples = {"x": np.eye(N_PUBLIC, dtype=np.float32)}
     start = jnp.zeros(N_PUBLIC)
-    got, _ = distil(loss, optax.sgd(1.0), start, examples, LABELS, KEY, work)
+    got, _ = distilled(loss, optax.sgd(1.0), start, examples, work)
     return -np.asarray(got)
 
 
@@ -318,9 +339,11 @@ def test_outputs_that_overflow_are_excluded_and_outputs_alone_are_what_is_sent()
 
     for outputs, excluded in ((overflow, 2), (lambda p, r: LOGITS(p, r[1]), 0)):
         program = with_outputs(local_sgd(softmax_loss, SGD), outputs, alone=True)
-        results = map_clients(
-            program, (PARAMS, PUBLIC), plan([0, 5]), KEY, reduce=mean("uniform")
-        )
+        results = jax.jit(
+            lambda c, p=program: map_clients(
+                p, (PARAMS, PUBLIC), c, KEY, reduce=mean("uniform")
+            )
+        )(plan([0, 5]))
         assert results.metrics["excluded_clients"] == excluded
         assert results.metrics["uplink_bytes"] == (2 - excluded) * 4 * N_PUBLIC * K
     assert results.update.shape == (N_PUBLIC, K)
@@ -343,7 +366,7 @@ def test_every_method_takes_models_with_running_statistics(name):
     config = module.Config(num_classes=K, **config)
     algorithm = module.make(config, model.loss, logits=logits_of_model(model))
     cohort = plan_round([0, 2], TRAIN, algorithm.work, seed=0, round=0, public=PUBLIC)
-    state = algorithm.init(model.init(KEY), 8)
+    state = jax.eval_shape(lambda: algorithm.init(model.init(KEY), 8))
     # Traced, not run: who averages statistics and who keeps them shows in shapes.
     after, metrics = jax.eval_shape(algorithm.round, state, cohort, KEY)
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)

@@ -161,10 +161,8 @@ def test_debugging_aids_find_nothing_to_complain_about():
         jax.config.update("jax_debug_nans", False)
 
 
-@pytest.mark.parametrize("label", [-1, 5, 255])
-def test_a_label_out_of_range_is_nan_and_not_learned(label):
+def test_a_label_out_of_range_is_nan_and_not_learned():
     model, batch = models.logistic_regression(6, 5), batch_of((6,), 5)
-    batch = {**batch, "y": batch["y"].at[2].set(label)}
     batch.pop("example_mask")
 
     @jax.jit
@@ -173,10 +171,13 @@ def test_a_label_out_of_range_is_nan_and_not_learned(label):
         gradient = jax.grad(lambda p: model.loss(p, batch, KEY).sum())(params)
         return model.loss(params, batch, KEY), gradient, model.metrics(params, batch)
 
-    losses, gradient, metrics = values(batch)
-    for x in (losses, metrics["loss"], metrics["accuracy"]):
-        np.testing.assert_array_equal(np.isnan(x), [False, False, True, False])
-    assert all(np.isnan(g).any() for g in jax.tree.leaves(gradient))
+    for label in (-1, 5, 255):
+        wrong = np.array(batch["y"])
+        wrong[2] = label
+        losses, gradient, metrics = values({**batch, "y": wrong})
+        for x in (losses, metrics["loss"], metrics["accuracy"]):
+            np.testing.assert_array_equal(np.isnan(x), [False, False, True, False])
+        assert all(np.isnan(g).any() for g in jax.tree.leaves(gradient))
 
 
 @pytest.mark.parametrize("missing", [-1, 255])
@@ -211,13 +212,13 @@ def test_missing_labels_are_not_scored(missing):
 def test_cross_entropy_and_accuracy_match_the_formula():
     model, batch = models.logistic_regression(6, 5), batch_of((6,), 5)
     batch.pop("example_mask")
-    params = model.init(KEY)
+    params = jax.jit(model.init)(KEY)
     (dense,) = params.values()
     kernel, bias = np.asarray(dense["kernel"]), np.asarray(dense["bias"])
     logits = np.asarray(batch["x"], np.float64) @ kernel.T + bias
     y = np.asarray(batch["y"])
     expected = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), y]
-    metrics = model.metrics(params, batch)
+    metrics = jax.jit(model.metrics)(params, batch)
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
     np.testing.assert_array_equal(metrics["accuracy"], logits.argmax(1) == y)
 
@@ -237,7 +238,11 @@ def test_masked_rows_may_hold_anything(name):
 
 def test_lowerings_agree_on_loss_and_gradient():
     batch = batch_of((28, 28, 1))
-    params = jax.jit(models.emnist_cnn().init)(KEY)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda s: np.float32(0.05 * rng.standard_normal(s.shape)),
+        jax.eval_shape(models.emnist_cnn().init, KEY),
+    )
     results = [
         jax.jit(jax.value_and_grad(mean_loss(models.emnist_cnn(lowering=how), batch)))(
             params
@@ -251,7 +256,8 @@ def test_lowerings_agree_on_loss_and_gradient():
 
 def test_init_depends_on_the_key_only():
     model = models.mlp(5, 3, hidden=(4,))
-    first, again, other = (model.init(jax.random.key(i)) for i in (0, 0, 1))
+    init = jax.jit(model.init)
+    first, again, other = (init(jax.random.key(i)) for i in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     kernels = [p["Dense_0"]["kernel"] for p in (first, other)]
     assert not np.allclose(*kernels)
@@ -389,7 +395,7 @@ def test_a_federation_learns_a_sequence():
 def test_errors_name_the_argument():
     model = classifier(nn.Dense(3), (5,))
     batch = batch_of((5,))
-    params = model.init(KEY)
+    params = jax.jit(model.init)(KEY)
     with pytest.raises(ValueError, match=r"batch\['x'\] must have shape \(B, \*\(5,\)"):
         model.loss(params, {**batch, "x": jnp.zeros((4, 6))}, KEY)
     with pytest.raises(ValueError, match="one label per example"):
