@@ -27,6 +27,7 @@ RNG = np.random.default_rng(0)
 IMAGES = RNG.uniform(size=(20, 6, 6, 1)).astype(np.float32)
 X = RNG.normal(size=(20, 4)).astype(np.float32)
 MODEL = models.mlp(4, 3, hidden=(5,))
+INIT = jax.jit(MODEL.init)
 ONCE = pretrain.Config(projection=(8, 4), work=LocalWork(batch_size=20))
 VIEWS = pretrain.Views(shift=1)
 nt_xent = jax.jit(pretrain.nt_xent, static_argnums=2)
@@ -101,14 +102,14 @@ def trained():
 
 
 def test_features_are_what_the_head_receives():
-    params = jax.tree.map(np.asarray, MODEL.init(KEY))
+    params = jax.tree.map(np.asarray, INIT(KEY))
     h = pretrain.features(MODEL, "Dense_1", params, X, batch_size=8)
     body, head = params["Dense_0"], params["Dense_1"]
     expected = np.maximum(X @ body["kernel"] + body["bias"], 0)
     np.testing.assert_allclose(h, expected, rtol=1e-5, atol=1e-6)
     assert pretrain.features(MODEL, "Dense_1", params, X[:0]).shape == (0, 5)
     batch: Any = {"x": X, "y": np.zeros(20, np.int32)}
-    losses = MODEL.metrics(params, batch)["loss"]
+    losses = jax.jit(MODEL.metrics)(params, batch)["loss"]
     logits = h @ head["kernel"].T + head["bias"]
     expected = np.log(np.exp(logits).sum(1)) - logits[:, 0]
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
@@ -144,7 +145,7 @@ def test_a_method_starts_from_the_extractor_with_a_head_of_its_own(trained):
     extractor, _ = trained
     plain = fedavg.make(fedavg.Config(), MODEL.loss)
     algorithm = pretrain.starting_from(plain, extractor, ("Dense_1",))
-    fresh = MODEL.init(jax.random.key(7))
+    fresh = INIT(jax.random.key(7))
     state = algorithm.init(fresh, 2)
     for name, leaves in state.params.items():
         expected = (fresh if name == "Dense_1" else extractor)[name]
@@ -159,7 +160,7 @@ def test_a_method_starts_from_the_extractor_with_a_head_of_its_own(trained):
 
 
 def test_a_linear_model_on_features_is_the_head_of_a_network_that_stays():
-    params = MODEL.init(KEY)
+    params = INIT(KEY)
     y = RNG.integers(0, 3, 20).astype(np.int32)
     data = FederatedData(
         Packed({"x": X, "y": y}, np.array([0, 8, 20])), public={"x": X[:5], "s": y}
@@ -200,12 +201,13 @@ def test_text_is_trained_on_by_its_next_word():
     model = models.char_lstm(num_ids=5, length=6, embedding=4, hidden=())
     text = np.tile(np.arange(1, 5), 10)[: 7 * 5].reshape(5, 7).astype(np.int32)
     examples: Any = {"x": text[:, :-1], "y": text[:, 1:]}
-    start, adam = model.init(KEY), optax.adam(0.03)
+    start, adam = jax.jit(model.init)(KEY), optax.adam(0.03)
     work = LocalWork(batch_size=5, epochs=60)
     params, _ = jax.jit(server.fit, static_argnums=(0, 1, 5))(
         model.loss, adam, start, examples, KEY, work
     )
-    before, after = (model.loss(p, examples, KEY).mean() for p in (start, params))
+    loss = jax.jit(lambda params: model.loss(params, examples, KEY).mean())
+    before, after = loss(start), loss(params)
     assert after < 0.5 * before
 
 
