@@ -90,6 +90,11 @@ class Config:
         check.seed(warm_up=self.warm_up)  # an int >= 0
         for lam in self.lambdas:
             check.in_range(0, 1, lambdas=lam)
+        if len({f"{lam:g}" for lam in self.lambdas}) < len(self.lambdas):
+            raise ValueError(
+                f"lambdas must differ in six digits, by which their models are named, "
+                f"got {self.lambdas}."
+            )
 
 
 def squared_cosine(f: PyTree, p: PyTree) -> jax.Array:

@@ -379,11 +379,12 @@ def gini(values: jax.Array, counts: jax.Array) -> jax.Array:
         = \frac{\sum_i (2 i - n - 1) a_{(i)}}{n \sum_i a_i}
 
     It is 0 where all have the same, (n - 1) / n where one has everything and NaN where
-    nobody has anything. Values are meant to be >= 0.
+    nobody has anything or somebody less than nothing.
     """
     ordered, n = _ordered(values, counts)
     rank = jnp.arange(1, len(values) + 1)
     a = jnp.where(rank <= n, ordered, 0)
+    a = jnp.where((a < 0).any(), jnp.nan, a)
     return ((2 * rank - n - 1) * a).sum() / (n * a.sum())
 
 

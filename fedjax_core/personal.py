@@ -190,11 +190,16 @@ def best_lambda(
       lambdas: as there.
       metric: whose mean over clients is to be large; of equals the first is taken.
       split: that it is measured on.
+
+    Raises:
+      ValueError: the metric is NaN for all of them in a run.
     """
     means = [
         result.series(f"{split}_personal_{lam:g}_{metric}_client_mean")[1][:, -1]
         for lam in lambdas
     ]
+    if np.isnan(means).all(0).any():
+        raise ValueError(f"{split} {metric} must be a number for some lambda, got NaN.")
     return np.asarray(lambdas)[np.nan_to_num(means, nan=-np.inf).argmax(0)]
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_core import check, random
-from fedjax_core.arrays import as_float
+from fedjax_core.arrays import as_float, is_known
 from fedjax_core.local import full_loss
 from fedjax_core.map import ClientResults, map_clients
 from fedjax_core.types import Cohort, Key, LossFn, Params, PyTree
@@ -151,8 +151,15 @@ def play(
       ``[T, K]``: the coefficients that each round's updates are mixed by, decided after
       its losses. A decision before them, as regret counts it, is that of the round
       before.
+
+    Raises:
+      ValueError: losses of another shape, or below 0.
     """
     losses = as_float(losses)
+    if losses.ndim != 2:
+        raise ValueError(f"losses must be [T, K], got shape {losses.shape}.")
+    if is_known(losses):
+        check.each_in_range(0, float("inf"), losses=losses)
     K = losses.shape[1]
     sizes = jnp.ones(K, jnp.int32) if num_examples is None else num_examples
 

@@ -18,7 +18,7 @@ from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float, is_known
+from fedjax_core.arrays import as_float, as_mask, is_known
 
 CDFS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "weibull": lambda x: -jnp.expm1(-jnp.square(jnp.maximum(x, 0))),
@@ -58,7 +58,8 @@ def respond(
     check.non_negative(low=low, high=high)
     if is_known(low, high) and np.asarray(low) >= np.asarray(high):
         raise ValueError(f"low must be < high, got {low} and {high}.")
-    losses = as_float(losses) / 16  # or the reciprocal of their mean may be no number
+    # Or the reciprocal of their mean may be no number, that of 16 times it as well.
+    losses = jax.lax.optimization_barrier(as_float(losses) / 16)
     low, high = jnp.asarray(low, losses.dtype), jnp.asarray(high, losses.dtype)
     there = jnp.ones(losses.shape, bool) if valid is None else jnp.asarray(valid)
     heard = jnp.where(there, losses, 0)
@@ -74,7 +75,8 @@ def decision_loss(p: ArrayLike, r: ArrayLike) -> jax.Array:
 
     Args:
       p: ``[..., K]``, points of the simplex.
-      r: ``[..., K]``, responses.
+      r: ``[..., K]``, responses. Where :math:`\langle p, r \rangle \le -1`, which none
+        >= 0 have, it is NaN, as the gradient is.
     """
     p, r = jnp.broadcast_arrays(as_float(p), as_float(r))
     return -jnp.log1p((p * r).sum(-1))
@@ -83,7 +85,8 @@ def decision_loss(p: ArrayLike, r: ArrayLike) -> jax.Array:
 def decision_gradient(p: ArrayLike, r: ArrayLike) -> jax.Array:
     r"""Its gradient :math:`-r / (1 + \langle p, r \rangle)` in p; ``[K]``."""
     p, r = as_float(p), as_float(r)
-    return -r / (1 + p @ r)
+    at = 1 + p @ r
+    return -r / jnp.where(at > 0, at, jnp.nan)
 
 
 def doubly_robust(
@@ -102,7 +105,8 @@ def doubly_robust(
       sampled: ``[K]`` bool.
       imputed: :math:`\bar r`, a number or ``[K]``; the mean over the cohort by default.
     """
-    r, here = as_float(responses), jnp.asarray(sampled)
+    r = as_float(responses)
+    here = as_mask("sampled", sampled, r.shape)
     share = here.mean(dtype=r.dtype)
     own = jnp.where(here, r, 0).sum() / here.sum()
     guess = own if imputed is None else as_float(imputed)

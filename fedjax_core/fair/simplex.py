@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_core.arrays import as_float
+from fedjax_core.arrays import as_float, is_known
 
 _HALVINGS = 60  # of an interval: to the last bit of a float64
 
@@ -19,8 +20,12 @@ def project(v: ArrayLike, low: ArrayLike = 0.0, high: ArrayLike = 1.0) -> jax.Ar
       v: ``[K]``.
       low: a number or ``[K]``, with a sum <= 1.
       high: a number or ``[K]``, with a sum >= 1.
+
+    Raises:
+      ValueError: known bounds between which no point has the sum 1.
     """
     v = as_float(v)
+    _check_bounds(low, high, len(v))
 
     def halve(_, ends):
         below, above = ends
@@ -31,6 +36,18 @@ def project(v: ArrayLike, low: ArrayLike = 0.0, high: ArrayLike = 1.0) -> jax.Ar
     start = (v - high).min(), (v - low).max()
     below, above = jax.lax.fori_loop(0, _HALVINGS, halve, start)
     return jnp.clip(v - (below + above) / 2, low, high)
+
+
+def _check_bounds(low: ArrayLike, high: ArrayLike, num: int) -> None:
+    if not is_known(low, high):
+        return
+    least, most = (np.broadcast_to(np.asarray(x), num) for x in (low, high))
+    slack = 1e-5 * num  # of bounds that are 1 / num in single precision
+    if (least > most).any() or least.sum() > 1 + slack or most.sum() < 1 - slack:
+        raise ValueError(
+            f"low and high must leave room for {num} numbers with sum 1, got {low} and "
+            f"{high}."
+        )
 
 
 def minimise(
@@ -55,11 +72,15 @@ def minimise(
       high: see there.
       steps: at most; it ends where the optimality gap is of rounding size.
 
+    Raises:
+      ValueError: as for `project`.
+
     References:
       O'Donoghue and Candès, "Adaptive Restart for Accelerated Gradient Schemes",
       Foundations of Computational Mathematics 15, 2015.
     """
     whole, given = as_float(B), as_float(b)
+    _check_bounds(low, high, len(given))
     known = jnp.isfinite(whole).all() & jnp.isfinite(given).all()
     rows = whole - whole.mean(0, keepdims=True)
     B = rows - rows.mean(1, keepdims=True)

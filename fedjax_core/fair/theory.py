@@ -13,10 +13,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float
+from fedjax_core.arrays import as_float, check_finite, is_known
 from fedjax_core.fair.responses import decision_loss
 from fedjax_core.fair.simplex import minimise
 
@@ -48,10 +49,20 @@ def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
     Args:
       responses: ``[T, K]``.
       steps: at most; it ends where none is gained by moving to any corner.
+
+    Raises:
+      ValueError: a known response is not finite, or -1 or less, which has no logarithm.
     """
     r = as_float(responses)
+    _check_responses(r)
     T, K = r.shape
     return _best(r, jnp.ones(T, r.dtype), jnp.full(K, 1 / K, r.dtype), steps)
+
+
+def _check_responses(r: jax.Array) -> None:
+    check_finite(responses=r)
+    if is_known(r) and (np.asarray(r) <= -1).any():
+        raise ValueError(f"responses must be > -1, got {np.min(r)}.")
 
 
 def _best(
@@ -97,8 +108,12 @@ def regret(decisions: ArrayLike, responses: ArrayLike) -> jax.Array:
     Args:
       decisions: ``[T, K]``, made before the round's responses.
       responses: ``[T, K]``.
+
+    Raises:
+      ValueError: as for `best_fixed`.
     """
     r = as_float(responses)
+    _check_responses(r)
     return _regret(decision_loss(decisions, r), r)
 
 
@@ -150,4 +165,5 @@ def ftrl_bound(rounds: ArrayLike, num_clients: int, slope: float) -> jax.Array:
     ones.
     """
     check.positive_int(num_clients=num_clients)
+    check.non_negative(slope=slope)
     return 2 * slope * jnp.sqrt(as_float(rounds) * math.log(num_clients))

@@ -95,8 +95,12 @@ def test_responses_to_losses_at_the_limits(cdf):
     F = np.array([1.0, 0.5, 1.0])
     rows = np.array([F, -F, F - 0.6, -X])
     usual, *negative = np.asarray(respond_each(rows, cdf=cdf))
-    of_largest = fair.respond(F * np.finfo(float).max, cdf=cdf)
-    np.testing.assert_allclose(of_largest, usual, rtol=1e-12)
+    largest = np.tile(F, 100)[None] * np.finfo(float).max
+    for of_largest in (
+        respond_each(largest, cdf=cdf)[0, :3],
+        fair.respond(F * np.finfo(float).max, cdf=cdf),
+    ):
+        np.testing.assert_allclose(of_largest, usual, rtol=1e-12)
     assert np.isnan(negative).all()
     # One client has all of it, among many.
     one = np.asarray(respond_each(np.r_[1e300, np.zeros(999)][None], cdf=cdf))
@@ -677,6 +681,31 @@ def test_regret_decomposes_for_any_losses_and_points():
         leader(t, P[t]) + loss(t, P[t]) - leader(t + 1, P[t + 1]) for t in range(T)
     )
     np.testing.assert_allclose(left, right)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: fair.project(np.ones(3), low=0.5), "room for 3 numbers with sum 1"),
+        (lambda: fair.minimise(np.eye(3), np.zeros(3), high=0.2), "room for 3 numbers"),
+        (lambda: fair.project(np.ones(3), 0.4, 0.3), "got 0.4 and 0.3"),
+        (lambda: fair.play(fair.static(), [[-1.0, 2.0]]), "losses must be in"),
+        (lambda: fair.play(fair.static(), np.ones(3)), r"losses must be \[T, K\]"),
+        (lambda: fair.doubly_robust([0.1, 0.2, 0.3], [0, 2, 1]), "sampled"),
+        (lambda: fair.best_fixed([[1, np.nan], [1, 1]]), "responses must be finite"),
+        (lambda: fair.best_fixed([[-2.0, 1], [1, 1]]), "responses must be > -1"),
+        (lambda: fair.ftrl_bound(10, 3, -1.0), "slope must be >= 0"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(wrong, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        wrong()
+
+
+def test_no_decision_is_paid_less_than_everything():
+    p, r = np.ones(3) / 3, -3 * np.ones(3)
+    assert np.isnan(fair.decision_loss(p, r))
+    assert np.isnan(fair.decision_gradient(p, r)).all()
 
 
 def test_a_bound_is_refused_where_nothing_is_proven():
