@@ -128,7 +128,8 @@ class Design:
       tuning_seeds: of the grids, apart from `seeds`.
       metric: what is reported: "test_<metric>" at the end of a run.
       higher_is_better: whether it is to be large.
-      printed: (method, setting) -> the number that a paper prints.
+      printed: (method, setting) -> the number that a paper prints, or that and its
+        deviation over seeds.
       claims: (better, worse, setting), orderings of two methods to be tested.
       level: chance of calling one held, and of calling it not held, where both methods
         are alike.
@@ -140,7 +141,9 @@ class Design:
     tuning_seeds: Sequence[int] = (1000,)
     metric: str = "accuracy"
     higher_is_better: bool = True
-    printed: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    printed: Mapping[tuple[str, str], float | Sequence[float]] = dataclasses.field(
+        default_factory=dict
+    )
     claims: Sequence[tuple[str, str, str]] = ()
     level: float = 0.05
     show_best: bool = False

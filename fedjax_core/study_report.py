@@ -109,7 +109,8 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
         values, best = row.values, row.best(outcome.study.higher_is_better)
         mean = float(values.mean()) if len(values) else math.nan
         top = float(best.mean()) if len(best) else math.nan
-        printed = outcome.study.printed.get((row.method, row.setting), math.nan)
+        known = outcome.study.printed.get((row.method, row.setting), math.nan)
+        printed, deviation = (*np.atleast_1d(known).tolist(), math.nan)[:2]
         lines.append(
             {
                 "setting": row.setting,
@@ -119,6 +120,7 @@ def records(outcome: Outcome) -> list[dict[str, Any]]:
                 "std": float(values.std(ddof=1)) if len(values) > 1 else math.nan,
                 "best": top,
                 "printed": printed,
+                "printed_std": deviation,
                 "difference": (top if outcome.study.show_best else mean) - printed,
                 "rounds": row.result.rounds if row.result else 0,
                 "megabytes": _megabytes(row),
@@ -139,6 +141,7 @@ def _megabytes(row: Row) -> float:
 def tables(outcome: Outcome) -> list[Table]:
     """One for every setting; of claims, grids and failures, where there are any."""
     study, shown = outcome.study, []
+    printed = ("printed", "printed_std")
     lines = list(zip(outcome.rows, records(outcome), strict=True))
     for setting in _settings(outcome):
         rows = [
@@ -146,7 +149,7 @@ def tables(outcome: Outcome) -> list[Table]:
                 _label(outcome, row),
                 spread(row.values, ".4f") or ("unfinished", "failed")[row.finished],
                 spread(row.best(study.higher_is_better), ".4f"),
-                _number(line["printed"]),
+                " ± ".join(filter(None, (_number(line[k]) for k in printed))),
                 _number(line["difference"], "+.4f"),
                 _number(line["megabytes"], ".4g"),
             )

@@ -311,6 +311,11 @@ def test_numbers_stand_beside_printed_ones(outcome: Outcome):
         "1.5000",
         f"{best.mean() - 1.5:+.4f}",
     )
+    asked = a_study(printed={("fast", "toy"): (1.5, 0.25)})
+    both = outcome._replace(study=asked)
+    assert "| 1.5000 ± 0.2500 |" in study_report.markdown(both)
+    (line,) = (x for x in study_report.records(both) if x["method"] == "fast")
+    assert (line["printed"], line["printed_std"]) == (1.5, 0.25)
     # One file for a phone, with all that made it.
     assert '<meta name="viewport" content="width=device-width' in page
     assert not re.findall(r'(?:src|href)="(?!data:)', page)

@@ -50,7 +50,7 @@ def test_claims_are_the_orders_that_the_chapter_prints(tmp_path):
         ("FedCVAE", "FedCGAN"): "held",
         ("FedEvg", "FedCGAN"): "held",
     }
-    assert accuracy.study.printed["FedEvg", SETTING] == pytest.approx(0.6295)
+    assert accuracy.study.printed["FedEvg", SETTING] == pytest.approx((0.6295, 0.0543))
     frechet = fedevg_tables.outcome(e, HERE, "frechet")
     assert verdicts(frechet) == {
         ("FedEvg", "FedCVAE"): "not held",
@@ -58,7 +58,7 @@ def test_claims_are_the_orders_that_the_chapter_prints(tmp_path):
         ("FedCVAE", "FedCGAN"): "held",
     }
     assert tables(frechet)[0].rows[2][:3] == (
-        "FedEvg", "7.0000 ± 0.0000", "171.5300",
+        "FedEvg", "7.0000 ± 0.0000", "171.5300 ± 0.2400",
     )  # fmt: skip
 
 
@@ -128,13 +128,15 @@ def test_presets_say_their_schedule():
 
 def test_best_is_printed_in_all_cells_but_one():
     best = {"accuracy": 0, "frechet": 0}
-    for data in ("mnist", "cifar10"):
+    for data in ("mnist", "cifar10", "derma", "organ"):
         for clients, alpha in fedevg_tables.CELLS:
             setting = fedevg_tables.name_of(data, clients, alpha)
             for which, pick in (("accuracy", max), ("frechet", min)):
                 known = fedevg_tables.printed_of(setting, which)
                 best[which] += pick(known, key=lambda k: known[k]) == "FedEvg"
-    assert best == {"accuracy": 7, "frechet": 8}
+    assert best == {"accuracy": 15, "frechet": 15}
+    last = fedevg_tables.name_of("organ", 100, 1.0)
+    assert fedevg_tables.printed_of(last, "frechet")["FedCVAE"] == (438.63, 19.01)
     assert fedevg_tables.printed_of("digits, 10 clients, alpha 1", "accuracy") == {}
 
 
@@ -167,6 +169,19 @@ def test_a_run_ends_in_a_page_of_tables_and_pictures(tmp_path, capsys, monkeypat
         table = (tmp_path / which / "table.csv").read_text()
         assert table.count(setting) == 1
     assert "Membership attack" in capsys.readouterr().out
+
+
+def test_usps_and_medical_images_are_read_if_asked_for(tmp_path):
+    (tmp_path / "usps").mkdir()
+    x, y = np.full((4, 16, 16), 255, np.uint8), np.arange(4)
+    np.savez(tmp_path / "usps" / "usps.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    e = dataclasses.replace(SMOKE, path=tmp_path, size=12)
+    pool, classes = fedevg_tables.load(e, "usps")
+    assert (pool.train["x"].shape, classes) == ((4, 12, 12, 1), 10)
+    np.testing.assert_allclose(pool.train["x"], 1, rtol=1e-6)
+    for size, file in ((12, "organcmnist.npz"), (64, "organcmnist_64.npz")):
+        with pytest.raises(FileNotFoundError, match=f"records/10519652/files/{file}"):
+            fedevg_tables.load(dataclasses.replace(e, size=size), "organ")
 
 
 def test_what_is_wrong_is_named():
