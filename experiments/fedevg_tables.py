@@ -283,11 +283,8 @@ def load(experiment: Experiment, name: str) -> tuple[Dataset, int]:
         whole = images.from_npz(path / name / "usps.npz", 10, (16, 16), (None, None))
     elif name in MEDICAL:
         flag = MEDICAL[name]
-        side, classes = (
-            64 if experiment.size >= 64 else 28,
-            medmnist.FLAGS[flag].classes,
-        )
-        whole = medmnist.load(path / flag, flag, side)
+        whole = medmnist.load(path / flag, flag, 64 if experiment.size >= 64 else 28)
+        classes = medmnist.FLAGS[flag].classes
     else:
         whole = images.mapped(digits.load(), lambda x: x.reshape(-1, 8, 8, 1))
     some = images.some(whole, experiment.num_train, experiment.num_test)
