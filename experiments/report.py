@@ -438,7 +438,7 @@ def claims_table(
     return study_report.Table(title, ("claim", "where", "by", "verdict"), rows)
 
 
-def check_each(rule: Callable[..., None], **several: Sequence[Any]) -> None:
+def check_each(rule: Callable[..., Any], **several: Sequence[Any]) -> None:
     """Raises ValueError for an empty argument; has `rule` check every value."""
     for name, values in several.items():
         if not values:

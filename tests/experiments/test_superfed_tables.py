@@ -4,10 +4,11 @@ import dataclasses
 import gzip
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from fedjax_core import Result, study, study_report
+from fedjax_core import Result, models, study, study_report
 from fedjax_core.algorithms import superfed
 from fedjax_core.experiments import superfed_tables as tables
 from fedjax_core.experiments.superfed_printed import BEST, NAMES, PRINTED
@@ -16,17 +17,41 @@ SMOKE = tables.PRESETS["smoke"]
 
 
 def test_printed_numbers_have_their_place():
-    first = PRINTED["table 2.3"]["mnist, 50 clients"]
-    assert tuple(first["SuPerFed-LM"]) == (99.48, 0.54)
-    last = PRINTED["table 2.3"]["cifar10, 500 clients"]
-    assert tuple(last["SCAFFOLD"]) == (40.27, 26.90)
-    assert tuple(PRINTED["table 2.4"]["cifar100, alpha 100"]["APFL"]) == (55.43, 5.45)
-    assert tuple(PRINTED["table 2.5"]["writers"]["pFedMe"]) == (5.98, 4.55)
-    assert tuple(PRINTED["table 2.5"]["roles"]["FedRep"]) == (38.15, 9.54)
-    assert tables.printed_of("table 2.4", "FedAvg", "cifar10, alpha 1") == (58.12, 7.06)
-    noisy = PRINTED["table 2.6"]
-    assert tuple(noisy["mnist, pair 0.4"]["FedAvg"]) == (0.38, 0.67, 41.01)
-    assert tuple(noisy["cifar10, symmetric 0.6"]["FedRep"]) == (0.71, 0.85, 22.94)
+    for part, setting, method, expected in (
+        ("table 2.3", "mnist, 50 clients", "SuPerFed-LM", {"accuracy": [99.48, 0.54]}),
+        ("table 2.3", "cifar10, 500 clients", "SCAFFOLD", {"accuracy": [40.27, 26.90]}),
+        ("table 2.4", "cifar100, alpha 100", "APFL", {"top5": [55.43, 5.45]}),
+        (
+            "table 2.5", "writers", "pFedMe",
+            {"accuracy": [5.98, 4.55], "top5": [24.64, 9.43]},
+        ),
+        (
+            "table 2.5", "roles", "FedRep",
+            {"accuracy": [38.15, 9.54], "top5": [68.65, 12.50]},
+        ),
+        (
+            "table 2.6", "mnist, pair 0.4", "FedAvg",
+            {"ece": [0.38], "mce": [0.67], "accuracy": [41.01]},
+        ),
+        (
+            "table 2.6", "cifar10, symmetric 0.6", "FedRep",
+            {"ece": [0.71], "mce": [0.85], "accuracy": [22.94]},
+        ),
+        (
+            "table 2.7", "", "LM from 0.8",
+            {"accuracy": [90.59, 9.93], "loss": [6.28, 1.76]},
+        ),
+    ):  # fmt: skip
+        assert PRINTED[part][setting][method] == expected, (part, setting)
+        assert {*expected} == {*tables.MEASURED[part]}
+    for part, setting, method, metric, expected in (
+        ("table 2.4", "cifar10, alpha 1", "FedAvg", "top5", (0.5812, 0.0706)),
+        ("table 2.7", "digits, 10 clients", "MM from 0.4", "loss", (0.78, 0.31)),
+        ("table 2.5", "writers", "SuPerFed-MM", "loss", ()),
+        ("table 2.3", "digits, 10 clients", "FedAvg", "accuracy", ()),
+    ):
+        got = tables.printed_of(part, method, setting, metric)
+        assert got == pytest.approx(expected)
 
 
 def test_every_part_compares_its_methods():
@@ -49,7 +74,7 @@ def test_every_part_compares_its_methods():
     assert begins == [0, 1, 2, 3, 4] * 2
     # Labels are wrong where clients train and choose, and right in the test.
     noisy = clients["table 2.6"]["digits, pair 0.4"].data.test
-    clean = tables._dirichlet(whole, "digits", 10.0).test
+    clean = tables._dirichlet(whole, "table 2.6", "digits", 10.0).test
     assert noisy is not None
     assert clean is not None
     np.testing.assert_array_equal(noisy.examples["y"], clean.examples["y"])
@@ -72,6 +97,76 @@ def test_roles_have_a_network_and_numbers_of_their_own(tmp_path):
     assert this.methods["LG-FedAvg"].config.shared == ("Dense_0", "LSTM_0")
     config = this.methods["SuPerFed-MM"].config
     assert (config.nu, config.warm_up, config.work.batch_size) == (1.5, 2, 50)
+    assert this.methods["pFedMe"].config.prox == 0.1
+
+
+def test_the_preset_paper_has_the_settings_of_the_text():
+    paper, kept = tables.PRESETS["paper"], tables.PRESETS["default"]
+    names = ("warm_ups", "nus", "rounds", "local_epochs", "batch_size", "client_lr")
+    common = ((1, 2), 500, 10, 10, 0.01)
+    of_cifar, of_tiny = ((1, 2), 500, 5, 20, 0.01), ((1, 2), 500, 5, 20, 0.02)
+    for part, setting, clients, expected in (
+        ("table 2.3", "mnist, 50 clients", 50, ((0.6, 0.8), *common)),
+        ("table 2.3", "cifar10, 100 clients", 50, ((0.4, 0.6), *common)),
+        ("table 2.3", "cifar10, 500 clients", 50, ((0.2, 0.4), *common)),
+        ("table 2.4", "cifar100, alpha 10", 100, ((0.4, 0.6), *of_cifar)),
+        ("table 2.4", "tinyimagenet, alpha 1", 200, ((0.35, 0.45), *of_tiny)),
+        ("table 2.4", "tinyimagenet, alpha 10", 200, ((0.45, 0.5), *of_tiny)),
+        ("table 2.4", "tinyimagenet, alpha 100", 200, ((0.55, 0.55), *of_tiny)),
+        ("table 2.5", "writers", 50, ((0.25, 0.45), (2, 3), *common[1:])),
+        ("table 2.5", "roles", 50, ((0.45, 0.35), (1.5, 2), 500, 5, 50, 0.8)),
+        ("table 2.6", "mnist, pair 0.1", 100, ((0.4, 0.6), *common)),
+        (
+            "table 2.7",
+            "cifar10, 50 clients",
+            50,
+            ((0.4, 0.6), (2, 2), 200, 10, 10, 0.01),
+        ),
+        (
+            "figure 2.3",
+            "cifar10, 50 clients",
+            50,
+            ((0.4, 0.4), (1, 2), 100, 10, 10, 0.01),
+        ),
+    ):
+        own = tables.of_text(paper, part, setting)
+        assert tuple(getattr(own, name) for name in names) == expected, setting
+        assert own.num_clients[0] == clients
+        if setting != "roles":
+            assert tables.of_text(kept, part, setting) == kept
+    assert tables.of_text(paper, "table 2.5", "writers").prox == 5
+    # What is given otherwise stays, and the page says what a setting has of its own.
+    short = dataclasses.replace(paper, rounds=20, noisy_test=True)
+    said = tables.described(short, {"table 2.7": ["cifar10, 50 clients"]})
+    assert said.endswith("* table 2.7, cifar10, 50 clients: nus (2.0, 2.0)")
+    assert "test examples are wrong too" in said
+
+
+def test_every_network_has_one_head_and_another_first_layer():
+    paper = tables.PRESETS["paper"]
+    last = {"roles": 90, "cifar100": 100, "tinyimagenet": 200}
+    for e, name, image, head, first in (
+        (paper, "mnist", (784,), "Dense_2", "Dense_0"),
+        (paper, "cifar10", (32, 32, 3), "Dense_1", "Conv_0"),
+        (paper, "cifar100", (32, 32, 3), "Dense_0", "Conv_0"),
+        (paper, "tinyimagenet", (64, 64, 3), "Dense_0", "Conv_0"),
+        (paper, "roles", (80,), "Dense_0", "embedding"),
+        (SMOKE, "digits", (64,), "Dense_1", "Dense_0"),
+    ):
+        kind = np.int32 if name == "roles" else np.float32
+        module = tables.network(e, name, len(image))
+        example = jax.ShapeDtypeStruct(image, kind)
+        model = models.from_linen(module, example, models.classes())
+        e = dataclasses.replace(e, methods=NAMES)
+        found = {name: m.config for name, m in tables.methods(e, model).items()}
+        layers = jax.eval_shape(model.init, jax.random.key(0))
+        assert found["FedPer"].personal == found["FedRep"].personal == (head,)
+        assert layers.keys() - {*found["LG-FedAvg"].shared} == {first}
+        classes = last.get(name, 10)
+        assert (classes,) in [x.shape for x in jax.tree.leaves(layers[head])]
+    no_head = model._replace(init=lambda key: {"Conv_0": {}, "SpectralDense_0": {}})
+    with pytest.raises(ValueError, match=r"need a network with a dense.*Spectral"):
+        tables.methods(SMOKE, no_head)
 
 
 def outcome(values) -> study.Outcome:
@@ -105,6 +200,16 @@ def test_the_shared_lambda_and_the_spreads_are_those_of_the_clients():
     shown = tables.details("table 2.3", "accuracy", run, found)
     assert shown.rows[0][:2] == ("SuPerFed-MM", "0.1000")
     assert shown.rows[0][4] == "0.3 0.3"
+    # Deviations of two metrics, each beside the text's.
+    for result in found.values():
+        result.client_metrics["test_top5"] *= 2
+    cell = {("SuPerFed-MM", "writers"): found["SuPerFed-MM", "here"]}
+    shown = tables.details("table 2.5", "accuracy", run, cell)
+    ours = dict(zip(shown.header, shown.rows[0], strict=True))
+    assert ours["accuracy over clients"] == "0.1000"
+    assert ours["accuracy over clients, printed"] == "0.0840"
+    assert ours["top5 over clients"] == "0.2000"
+    assert ours["top5 over clients, printed"] == "0.0213"
 
 
 def test_printed_numbers_stand_beside_ours(tmp_path):
@@ -120,6 +225,18 @@ def test_printed_numbers_stand_beside_ours(tmp_path):
         assert by_metric["ece"][cell] == 0.28
         assert by_metric["mce"][cell] == 0.69
 
+    found = results({"LM from 0.8": 0.6}, "cifar10, 50 clients")
+    shown = tables.table(e, "table 2.7", "loss", found)
+    assert shown.study.printed == {("LM from 0.8", "cifar10, 50 clients"): 6.28}
+    assert not shown.study.higher_is_better
+    found = results({"FedAvg": 0.6}, "writers")
+    assert tables.table(e, "table 2.5", "top5", found).study.printed == {
+        ("FedAvg", "writers"): pytest.approx(0.9874)
+    }
+    # Each of a part's metrics has a folder of its own.
+    assert tables.table(e, "table 2.5", "top5", found).out == tmp_path / "top5"
+    assert tables.table(e, "table 2.5", "accuracy", found).out == tmp_path / "table 2.5"
+
 
 def results(means, setting="here"):
     """Method -> accuracy, or (accuracy, ECE), as results of five seeds."""
@@ -128,7 +245,12 @@ def results(means, setting="here"):
         accuracy, ece = value if isinstance(value, tuple) else (value, 0.1)
         values = {
             f"test_{name}": np.full((5, 1), x) + np.arange(5)[:, None] * 1e-4
-            for name, x in (("accuracy", accuracy), ("top5", accuracy), ("ece", ece))
+            for name, x in (
+                ("accuracy", accuracy),
+                ("top5", accuracy),
+                ("ece", ece),
+                ("loss", ece),
+            )
         }
         found[method, setting] = Result(
             tuple(range(5)), 5, {}, np.array([5]), values, {}, None, []
@@ -177,6 +299,7 @@ def test_orders_that_the_text_s_numbers_contradict_are_not_claimed(tmp_path):
         ("table 2.3", "mnist, 500 clients", "accuracy", {("LM", "APFL")}),
         ("table 2.4", "cifar10, alpha 1", "top5", {("MM", "APFL")}),
         ("table 2.5", "writers", "accuracy", {("LM", "APFL")}),
+        ("table 2.5", "writers", "top5", {("LM", "APFL"), ("LM", "SCAFFOLD")}),
         ("table 2.6", "mnist, pair 0.1", "ece", {("MM", "SCAFFOLD")}),  # equal
         ("table 2.6", "mnist, symmetric 0.2", "accuracy", {("LM", "SCAFFOLD")}),
     ):
@@ -208,10 +331,32 @@ def test_the_inside_is_compared_with_ends_chosen_on_validation_data():
     assert [float(row[2]) for row in rows] == pytest.approx([0.2, -0.4])
 
 
-def test_impossible_tables_are_refused():
-    with pytest.raises(ValueError, match="parts must be one of"):
-        dataclasses.replace(SMOKE, parts=("table 9",))
-    with pytest.raises(ValueError, match="methods must be one of"):
-        dataclasses.replace(SMOKE, methods=("FedSAM",))
-    with pytest.raises(ValueError, match=r"cohort_size must be in \[1, 10\]"):
-        dataclasses.replace(SMOKE, cohort_size=11)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parts": ("table 9",)}, "parts must be one of"),
+        ({"methods": ("FedSAM",)}, "methods must be one of"),
+        ({"cohort_size": 11}, r"cohort_size must be in \[1, 10\], got 11"),
+        ({"noises": ("pair",)}, "noises must be .* as 'pair 0.4', got 'pair'"),
+        ({"noises": ("pair 0.1.2",)}, "noises must be .* got 'pair 0.1.2'"),
+        ({"noises": ("pair 0.5",)}, r"noises must be in \[0, 0.5\), got 0.5"),
+        ({"noises": ("symmetric 1",)}, r"noises must be in \[0, 1\), got 1.0"),
+        ({"mus": (-1.0,)}, "mus must be >= 0 and finite, got -1.0"),
+        ({"more_nus": (-1.0,)}, "more_nus must be >= 0 and finite, got -1.0"),
+        ({"mu": -1.0}, "mu must be >= 0 and finite, got -1.0"),
+        ({"nus": (1.0,)}, r"nus must be one of MM and one of LM, got \(1.0,\)"),
+        ({"warm_ups": (0.4,)}, r"warm_ups must be one of .* got \(0.4,\)"),
+        ({"hidden": (0,)}, "hidden must be >= 1, got 0"),
+        ({"lr_decay": 2.0}, r"lr_decay must be in \[0, 1\], got 2.0"),
+        ({"lr_decay": 0.0}, "lr_decay must be > 0 and finite, got 0.0"),
+        ({"prox": 0.0}, "prox must be > 0 and finite, got 0.0"),
+        ({"shrink": 3}, "shrink must be one of 1, 2, 4, got 3"),
+        ({"natural": ()}, "natural must not be empty"),
+        ({"split": ()}, "split must not be empty"),
+        ({"methods": ()}, "methods must not be empty"),
+        ({"noises": ()}, "noises must not be empty"),
+    ],
+)
+def test_impossible_tables_are_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(SMOKE, **change)
