@@ -49,9 +49,15 @@ def f32(values):
 
 
 def send(transform, update, state=None):
-    state = transform.init(update) if state is None else state
-    message, state = transform.apply(Message(update, jnp.float32(-1)), state, KEY)
-    return message.update, message.bits, state
+    """What is sent, its bits, and the state: as one program, not by operations."""
+
+    @jax.jit
+    def run(update, state):
+        state = transform.init(update) if state is None else state
+        message, state = transform.apply(Message(update, jnp.float32(-1)), state, KEY)
+        return message.update, message.bits, state
+
+    return run(update, state)
 
 
 def norm64(tree):
@@ -136,7 +142,7 @@ def test_clip_leaves_small_and_zero_updates_alone():
 
 
 def test_the_slope_of_a_clipped_update_is_finite_at_zero():
-    slope = jax.jacobian(lambda u: send(clip(0.5), u)[0])
+    slope = jax.jit(jax.jacobian(lambda u: send(clip(0.5), u)[0]))
     np.testing.assert_array_equal(slope(jnp.zeros(2)), np.eye(2))
     u = jnp.float32([3, 4])  # C (I - u u' / |u|^2) / |u|
     expected = 0.5 / 5 * (np.eye(2) - np.outer(u, u) / 25)
@@ -590,13 +596,12 @@ def test_noise_needs_a_bound():
         state = (jnp.zeros(4), jax.vmap(transform.init)(jnp.zeros((4, 4))))
         cohort = plan_round([0], TRAIN, WORK, seed=0, round=0)
         with pytest.raises(ValueError, match="needs updates of bounded norm, got a"):
-            map_clients(
-                program,
-                (),
+            jax.eval_shape(
+                lambda c, s, program=program: map_clients(
+                    program, (), c, KEY, reduce=gaussian_mean(1.0, 1), client_state=s
+                ),
                 cohort,
-                KEY,
-                reduce=gaussian_mean(1.0, 1),
-                client_state=state,
+                state,
             )
 
 
