@@ -6,7 +6,7 @@ sending it costs. It runs where the client finishes, inside the same compiled pr
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_core import check
-from fedjax_core.arrays import num_bytes, wide
+from fedjax_core.arrays import is_known, num_bytes, wide
 from fedjax_core.map import all_finite
 from fedjax_core.metrics import Bits
 from fedjax_core.types import ClientProgram, Key, PyTree, Stateful
@@ -254,4 +254,8 @@ def clip(clip_norm: float) -> Transform:
 
         return message._replace(update=jax.tree.map(one, message.update))
 
-    return stateless(apply, lambda bound: min(bound, clip_norm), f"clip({clip_norm})")
+    def smaller(bound: float) -> Any:
+        known = is_known(bound, clip_norm)  # a sweep's numbers are traced
+        return min(bound, clip_norm) if known else jnp.minimum(bound, clip_norm)
+
+    return stateless(apply, smaller, f"clip({clip_norm})")

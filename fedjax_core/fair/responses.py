@@ -59,7 +59,7 @@ def respond(
     if is_known(low, high) and np.asarray(low) >= np.asarray(high):
         raise ValueError(f"low must be < high, got {low} and {high}.")
     # Or the reciprocal of their mean may be no number, that of 16 times it as well.
-    losses = jax.lax.optimization_barrier(as_float(losses) / 16)
+    losses = jnp.asarray(jax.lax.optimization_barrier(as_float(losses) / 16))
     low, high = jnp.asarray(low, losses.dtype), jnp.asarray(high, losses.dtype)
     there = jnp.ones(losses.shape, bool) if valid is None else jnp.asarray(valid)
     heard = jnp.where(there, losses, 0)

@@ -73,7 +73,7 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
     plain = total("uniform")
 
     def finish(acc: PyTree, cast: Cast) -> PyTree:
-        if not math.isfinite(cast.norm_bound):
+        if is_known(cast.norm_bound) and not math.isfinite(cast.norm_bound):
             raise ValueError(
                 "gaussian_mean needs updates of bounded norm, got a bound of "
                 f"{cast.norm_bound}; pass transform=clip(clip_norm) or put clip after "

@@ -134,12 +134,12 @@ def assert_same(a, b, exact=True):
 
 
 @functools.cache
-def reference_run(make, seeds=0) -> Result:
+def reference_run(make, seeds: Any = 0) -> Result:
     """A run on one device with everything on it."""
     return run(make(), seeds=seeds)
 
 
-def reference(make, seeds=0):
+def reference(make, seeds: Any = 0):
     """Its numbers."""
     return numbers(reference_run(make, seeds))
 

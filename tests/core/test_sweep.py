@@ -133,7 +133,7 @@ def test_numbers_do_not_widen_half_precision():
         np.testing.assert_array_equal(x, y)
 
 
-def test_numbers_of_plugs_are_numbers_of_a_config():
+def test_numbers_of_plugs_are_numbers_of_a_config(caplog):
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Clipped(fedavg.Config):
         norm: float = 1.0
@@ -144,6 +144,7 @@ def test_numbers_of_plugs_are_numbers_of_a_config():
     configs = [Clipped(work=WORK, norm=norm) for norm in (100.0, 0.01)]
     ends = results(sweep(make, configs, DATA, MODEL, **RUN))
     assert ends[1].compilations == 1
+    assert not caplog.records, "one program for all"
     assert_close(ends[0], alone(0.1))  # nothing is as long
     clipped = simulate(make(configs[1]), DATA, MODEL, progress=False, **RUN)
     assert_close(ends[1], clipped)

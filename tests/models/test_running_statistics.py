@@ -112,11 +112,12 @@ def one_round(weights, stats, data, server_step, by="examples", steps=2):
     return {k: weights[k] + server_step(delta[k]) for k in weights}, mean
 
 
-def run(algorithm, data, rounds=1, **kwargs):
+def run(algorithm, data, rounds=1, **kwargs: Any):
     """Not evaluated unless told otherwise."""
+    options: dict[str, Any] = {"eval_splits": ()} | kwargs
     return simulate(
         algorithm, data, MODEL, rounds=rounds, cohort_size=3, params=initial(),
-        progress=False, **({"eval_splits": ()} | kwargs),
+        progress=False, **options,
     )  # fmt: skip
 
 

@@ -174,11 +174,9 @@ def test_equal_parts_of_epsilon_and_delta_have_their_noise():
 
 
 def test_a_budget_of_so_many_messages_is_not_overrun():
-    for make in (zcdp_nfl.make, zcdp_grad_nfl.make):
-        config = PRIVATE if make is zcdp_nfl.make else zcdp_grad_nfl.Config()
-        budget = SplitBudget(1.0, 1e-5, 3)
-        config = dataclasses.replace(config, budget=budget, gradient_bound=1.0)
-        system = make(config, GRAPH, RIDGE, draw)
+    budget = {"budget": SplitBudget(1.0, 1e-5, 3), "gradient_bound": 1.0}
+    for method in (zcdp_nfl, zcdp_grad_nfl):
+        system = method.make(method.Config(**budget), GRAPH, RIDGE, draw)
         with pytest.raises(ValueError, match="rounds must be at most 3"):
             run(system, rounds=4, progress=False)
 
