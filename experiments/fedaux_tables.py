@@ -212,7 +212,7 @@ PRESETS = {
         num_public=200,
         alphas=(0.01,),
         pretraining=pretrain.Config(projection=(16, 8), work=LocalWork(batch_size=256)),
-        methods=("FedAvg+P", "FedDF+P", "FedAUX"),
+        methods=("FedDF+P", "FedAUX"),
         tables=("7.1", "7.8"),
     ),
     "cifar": Experiment(

@@ -262,7 +262,7 @@ PRESETS = {
         hidden=(12,),
         points=5,
         num_seeds=2,
-        methods=("FedAvg", "APFL", *OURS),
+        methods=("FedAvg", *OURS),
         parts=("table 2.3", "figure 2.3", "figure 2.4", "figure 2.5"),
     ),
     "paper": Experiment(
