@@ -262,8 +262,8 @@ PRESETS = {
         hidden=(12,),
         points=5,
         num_seeds=2,
-        methods=("FedAvg", *OURS),
-        parts=("table 2.3", "figure 2.3", "figure 2.4", "figure 2.5"),
+        methods=("FedAvg", "APFL", *OURS),
+        parts=("table 2.3", "figure 2.4", "figure 2.5"),
     ),
     "paper": Experiment(
         num_train=100_000,
