@@ -54,7 +54,8 @@ class Config:
       num_shared: m, entries of a message in each direction; None is all d.
       coordinated: all clients share the same entries.
       refined: clients send what they receive next; otherwise what they just received.
-      late_weight: alpha in [0, 1], a message that is l late weighs alpha^l.
+      late_weight: alpha in [0, 1], a message that is l late weighs alpha^l; 1 where
+        they are pooled or signs.
       max_delay: l_max; messages that are later are dropped.
       delay_unit: of which delays are multiples, as max_delay is; others are dropped.
       sample_rate: share of the available clients that take part, drawn at random.
@@ -95,6 +96,11 @@ class Config:
         if self.signs and self.num_shared is not None:
             raise ValueError(
                 f"num_shared must be None where signs are sent, got {self.num_shared}."
+            )
+        if (self.signs or self.pooled) and self.late_weight != 1:
+            raise ValueError(
+                f"late_weight must be 1 where messages are pooled or signs, got "
+                f"{self.late_weight}."
             )
 
 

@@ -351,6 +351,7 @@ def test_settings_out_of_range_are_refused():
         ({"max_delay": -1}, "max_delay must be >= 0"),
         ({"delay_unit": 2}, "max_delay must be a multiple of delay_unit=2, got 3"),
         ({"signs": True}, "num_shared must be None where signs are sent"),
+        ({"pooled": True, "late_weight": 0.2}, "late_weight must be 1 where messages"),
     ):
         with pytest.raises(ValueError, match=match):
             dataclasses.replace(BASE, **settings)
