@@ -67,6 +67,8 @@ class World(NamedTuple):
       share: ``[K, m]``, 1 / D_k in rows that exist, else 0.
       ridge: ``[K]``, the factor of their squared norm.
       spectral: of squared errors with the penalty, else ().
+      span: of logistic errors an orthonormal basis of a client's rows, ``[K, d, r]``,
+        and the rows in it, ``[K, m, r]``, else ().
       truth: see `Clients`, as for test.
       test: see there.
     """
@@ -79,6 +81,7 @@ class World(NamedTuple):
     share: jax.Array
     ridge: jax.Array
     spectral: admm.Spectral | tuple[()]
+    span: tuple[jax.Array, jax.Array] | tuple[()]
     truth: jax.Array | None
     test: tuple[jax.Array, jax.Array] | None
 
@@ -134,9 +137,11 @@ def prepared(
     ridge = ridge.astype(X.dtype)
     # A traced client without rows, which could not be refused.
     ridge = jnp.where(mask.any(1), ridge, jnp.nan)
-    test = clients.test
+    test, span = clients.test, ()
     if error == "logistic":
         y = as_signs(y, mask)
+        basis, rows = jnp.linalg.qr(X.swapaxes(1, 2))
+        span = basis, rows.swapaxes(1, 2)
         if test is not None:
             test = test[0], as_signs(test[1], np.ones(test[1].shape, bool))
     share = mask.astype(X.dtype) / mask.sum(1, keepdims=True).astype(X.dtype)
@@ -146,7 +151,7 @@ def prepared(
         eye = jnp.eye(X.shape[2], dtype=X.dtype)
         spectral = admm.spectral(own + ridge[:, None, None] * eye[None], slope)
     y, truth = y.astype(X.dtype), clients.truth
-    return World(server, cluster, task, X, y, share, ridge, spectral, truth, test)
+    return World(server, cluster, task, X, y, share, ridge, spectral, span, truth, test)
 
 
 def primal(world: World, steps: int) -> admm.Primal:
@@ -160,6 +165,9 @@ def primal(world: World, steps: int) -> admm.Primal:
 
 
 def _newton(world: World, steps: int) -> admm.Primal:
+    assert world.span
+    basis, rows = world.span
+
     def error(v, client):
         rows, y, share, ahead = client
         return share @ jax.nn.softplus(-y * (ahead + rows @ v))
@@ -168,10 +176,9 @@ def _newton(world: World, steps: int) -> admm.Primal:
         del t
         stiff = 2 * world.ridge + curvature
         centre = (curvature[:, None] * sent - force) / stiff[:, None]
-        # The minimum is within the span of the rows, which often are few.
-        basis, rows = jnp.linalg.qr(world.X.swapaxes(1, 2))
+        # From it the minimum is within the span of the rows, which often are few.
         ahead = jnp.einsum("kmd,kd->km", world.X, centre)
-        data = rows.swapaxes(1, 2), world.y, world.share, ahead
+        data = rows, world.y, world.share, ahead
         still = jnp.zeros(basis.shape[::2], basis.dtype)
         v = smooth(error, data, steps=steps).prox(still, stiff)
         return centre + jnp.einsum("kdr,kr->kd", basis, v)
