@@ -216,15 +216,24 @@ def test_coefficients_plug_into_every_server_and_client():
         rounds(fedavg.make(fedavg.Config(**COMMON), softmax_loss, mixing=mixing))
     )
     step = {name: state.params[name] - START[name] for name in START}
-    # One rule: what each makes of the same updates is in test_fedopt.
-    config = fedopt.Config(
-        rule="yogi", server_lr=0.01, beta1=0.9, beta2=0.999, tau=1e-4, **COMMON
-    )
-    got, _, _ = next(rounds(fedopt.make(config, softmax_loss, mixing=mixing)))
-    for name, d in step.items():
-        v = 1e-8 - 0.001 * d**2 * np.sign(1e-8 - d**2)
-        expected = START[name] + 0.01 * (1 - 0.9) * d / (np.sqrt(v) + 1e-4)
-        np.testing.assert_allclose(got.params[name], expected, rtol=1e-5, atol=1e-6)
+    for rule, beta1 in (("adam", 0.9), ("yogi", 0.9), ("adagrad", 0.0)):
+        config = fedopt.Config(
+            rule=rule,  # type: ignore[arg-type]
+            server_lr=0.01,
+            beta1=beta1,
+            beta2=0.999,
+            tau=1e-4,
+            **COMMON,
+        )
+        got, _, _ = next(rounds(fedopt.make(config, softmax_loss, mixing=mixing)))
+        for name, d in step.items():
+            v = {
+                "adagrad": 1e-8 + d**2,
+                "adam": 0.999e-8 + 0.001 * d**2,
+                "yogi": 1e-8 - 0.001 * d**2 * np.sign(1e-8 - d**2),
+            }[rule]
+            expected = START[name] + 0.01 * (1 - beta1) * d / (np.sqrt(v) + 1e-4)
+            np.testing.assert_allclose(got.params[name], expected, rtol=1e-5, atol=1e-6)
     near = fedprox.make(fedprox.Config(mu=0.5, **COMMON), softmax_loss, mixing=mixing)
     got, _, _ = next(rounds(near))
     moves = deltas(START, cohort, 0.3, proximal=0.5)
