@@ -105,8 +105,7 @@ def _read(
             problem = f"expected whole records of {record} bytes, found {rest} bytes."
             raise DataFileError(path, f"offset {n * record}", problem)
         if count is not None and n != count:
-            problem = f"expected {count} records of {record} bytes, found {n}."
-            raise DataFileError(path, "size", problem)
+            raise DataFileError(path, "size", f"{count} records of {record} bytes", n)
         if content in seen:
             problem = f"expected images of its own, found a copy of {seen[content]}."
             raise DataFileError(path, "content", problem)

@@ -29,14 +29,14 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
-from fedjax_core.data.readers.files import DataFileError, find, max_unpacked
+from fedjax_core.data.readers.files import DataFileError, find, max_unpacked, named
 from fedjax_core.datasets import tff
 from fedjax_core.datasets.containers import (
     Arrays,
     Clients,
     choose,
     convert,
-    named,
+    extra,
     one_split,
     open_sqlite,
     same_clients,
@@ -88,15 +88,9 @@ def stack_overflow(
     max_clients: int | None = None,
 ) -> FederatedData:
     """As `tff.stack_overflow`, of stackoverflow_{train,held_out,test}.sqlite."""
-    check.one_of(("train", "heldout", "test"), split=split)
-    check.positive_int(length=length)
-    name = "held_out" if split == "heldout" else split
-    path = _find(folder, "stackoverflow", f"stackoverflow_{name}")
-    if word_ids is None:
-        word_ids = tff.read_word_ids(folder)
-    to_arrays = functools.partial(
-        tff.stack_overflow_examples, word_ids=word_ids, length=length
-    )
+    check.one_of(tff.SENTENCES, split=split)
+    path = _find(folder, "stackoverflow", f"stackoverflow_{tff.SENTENCES[split]}")
+    to_arrays = tff.sentences(folder, word_ids, length)
     return one_split(path, iterate(path, to_arrays, clients, max_clients))
 
 
@@ -127,25 +121,18 @@ def _iterate(
             where = f"client {client_id!r}"
             row = connection.execute(query, [rowids[client_id]]).fetchone()
             if row is None or not isinstance(row[0], bytes):
-                raise DataFileError(path, where, f"expected a BLOB, found {row!r:.80}.")
+                raise DataFileError(path, where, "a BLOB", f"{row!r:.80}")
             with named(path, where):
                 features = _unpack(row[0])
             sizes = {name: len(array) for name, array in features.items()}
             if set(sizes.values()) != {row[1]}:
-                problem = f"expected {row[1]!r} examples, found {sizes}."
-                raise DataFileError(path, where, problem)
+                raise DataFileError(path, where, f"{row[1]!r} examples", sizes)
             yield client_id, features
 
 
 def _unpack(data: bytes) -> Arrays:
     """A client's arrays; every error is a ValueError."""
-    try:
-        import msgpack  # of the extra
-    except ImportError as error:
-        raise ImportError(
-            "FedJAX's files need msgpack: pip install 'fedjax_core[formats]'."
-        ) from error
-
+    msgpack = extra("msgpack", "FedJAX's files")
     limit = max_unpacked(len(data))
     decompressor = zlib.decompressobj()
     try:
@@ -225,11 +212,9 @@ def _both(
     family: str,
     name: str,
     to_arrays: Callable[[Any], Arrays],
-    clients: Sequence[str] | None,
-    max_clients: int | None,
+    *wanted: Any,
 ) -> FederatedData:
     def read(split: str, *wanted: Any) -> Clients:
         return iterate(_find(folder, family, f"{name}_{split}"), to_arrays, *wanted)
 
-    path = _find(folder, family, f"{name}_test")
-    return same_clients(path, read, clients, max_clients)
+    return same_clients(_find(folder, family, f"{name}_test"), read, *wanted)

@@ -91,13 +91,7 @@ class Packed:
         """
         given = list(clients)
         arrays = [{k: as_array(k, v) for k, v in c.items()} for c in given]
-        sizes = []
-        for i, client in enumerate(arrays):
-            try:
-                sizes.append(check_examples(client) if client else 0)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"client {i}: {error}") from None
-
+        sizes = [check_client(f"client {i}", c) for i, c in enumerate(arrays)]
         filled = [i for i, size in enumerate(sizes) if size]
         # Even without rows an array has a shape and a dtype; an empty list has not.
         typed = (
@@ -306,13 +300,11 @@ class FederatedData:
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Split -> "examples" in all, and "min", "median", "mean", "max" per client."""
+        of_sizes = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
         return {
             name: {
                 "examples": float(split.num_examples),
-                "min": float(split.sizes.min()),
-                "median": float(np.median(split.sizes)),
-                "mean": float(split.sizes.mean()),
-                "max": float(split.sizes.max()),
+                **{what: float(of(split.sizes)) for what, of in of_sizes.items()},
             }
             for name, split in self.splits.items()
         }
@@ -326,14 +318,7 @@ class FederatedData:
         """
         given = []
         for split in self.splits.values():
-            check.one_of(split.examples, label=label)
-            y = split.examples[label]
-            if y.ndim != 1:
-                raise ValueError(
-                    f"{label} must be one label per row, got shape {y.shape}."
-                )
-            if y.dtype.kind not in "iubSU":
-                raise TypeError(f"{label} must be ints, bools or text, got {y.dtype}.")
+            y = labels_of(split.examples, label)
             if split.num_examples or not given:  # those agree on the dtype
                 given.append(np.unique(y))
         return np.unique(np.concatenate(given))
@@ -357,11 +342,9 @@ class FederatedData:
         values, packed = self.label_values(label), self.splits[split]
         column = np.searchsorted(values, packed.examples[label])
         client = np.repeat(np.arange(self.num_clients), packed.sizes)
-        shape = (self.num_clients, len(values))
-        cells = np.bincount(
-            client * len(values) + column, minlength=shape[0] * shape[1]
-        )
-        return cells.reshape(shape)
+        shape = self.num_clients, len(values)
+        cells = client * len(values) + column
+        return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
 
     def summary(self) -> str:
         """A table: examples, smallest, median and largest client, arrays per split."""
@@ -406,6 +389,33 @@ def check_examples(examples: Mapping[str, np.ndarray]) -> int:
     if len(set(rows.values())) > 1:
         raise ValueError(f"arrays must have equal numbers of rows, got {rows}.")
     return next(iter(rows.values()))
+
+
+def check_client(who: str, examples: Mapping[str, np.ndarray]) -> int:
+    """As `check_examples`, or 0 without any array; errors say whose they are."""
+    try:
+        return check_examples(examples) if examples else 0
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{who}: {error}") from None
+
+
+def labels_of(
+    examples: Mapping[str, np.ndarray], label: str, kinds: str = "iubSU"
+) -> np.ndarray:
+    """The class labels of examples, [n].
+
+    Raises:
+      ValueError: there is no array `label`, or it is not [n].
+      TypeError: labels of another kind than `kinds`, that is ints, bools and text.
+    """
+    check.one_of(examples, label=label)
+    y = np.asarray(examples[label])
+    if y.dtype.kind not in kinds:
+        wanted = "ints" if kinds == "iu" else "ints, bools or text"
+        raise TypeError(f"{label} must be {wanted}, got {y.dtype}.")
+    if y.ndim != 1:
+        raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
+    return y
 
 
 def as_array(name: str, value: Any) -> np.ndarray:

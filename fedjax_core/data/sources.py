@@ -21,7 +21,7 @@ For populations larger than memory see `store.build`.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from fedjax_core.data.packed import (
     check_examples,
 )
 from fedjax_core.data.readers import csv_files, npz
-from fedjax_core.data.readers.files import DataFileError, visible_files
+from fedjax_core.data.readers.files import DataFileError, named, visible_files
 
 SPLITS = ("train", "test", "validation")
 
@@ -115,11 +115,10 @@ def _grouped(
     if not sort:
         order = np.argsort(first)
         values, index = values[order], np.argsort(order)[index]
-    splits, start = {}, 0
-    for split, examples in pooled.items():
-        n = check_examples(examples)
-        of_split = index[start : start + n]
-        start += n
+    splits, ends = {}, np.cumsum([len(column) for column in together])[:-1]
+    for (split, examples), of_split in zip(
+        pooled.items(), np.split(index, ends), strict=True
+    ):
         if np.any(np.diff(of_split) < 0):
             rows = np.argsort(of_split, kind="stable")
             examples = {name: a[rows] for name, a in examples.items()}
@@ -146,23 +145,20 @@ def from_iterator(
         examples.
       TypeError: an id that is not a str, or examples that are not a dict.
     """
-    ids: list[str] = []
-    splits: dict[str, list[Mapping[str, Any]]] = {}
-    for client_id, examples in clients:
-        for name, arrays in by_split(examples).items():
-            split = splits.setdefault(name, [])
-            split += [{}] * (len(ids) - len(split))
-            split.append(arrays)
-        ids.append(client_id)
+    given = [(client_id, by_split(examples)) for client_id, examples in clients]
+    names = dict.fromkeys(name for _, splits in given for name in splits)
+    check_train(names, len(given))
+    lists = {n: [splits.get(n, {}) for _, splits in given] for n in names}
+    return FederatedData.from_lists(**lists, client_ids=[name for name, _ in given])
+
+
+def check_train(splits: Collection[str], num_clients: int) -> None:
+    """Raises ValueError unless a split that holds examples is "train"."""
     if "train" not in splits:
         raise ValueError(
-            f"clients must include one with train examples, got {len(ids)} clients "
+            f"clients must include one with train examples, got {num_clients} clients "
             f"without."
         )
-    lists = {
-        name: split + [{}] * (len(ids) - len(split)) for name, split in splits.items()
-    }
-    return FederatedData.from_lists(**lists, client_ids=ids)
 
 
 def by_split(examples: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -194,9 +190,6 @@ def from_npz(folder: str | os.PathLike) -> FederatedData:
     folder if all examples train. A file's name without ".npz" is the client's id; other
     files are passed over.
 
-    Args:
-      folder: the folder.
-
     Returns:
       The population, sorted by client id.
 
@@ -212,14 +205,7 @@ def from_npz(folder: str | os.PathLike) -> FederatedData:
 def npz_clients(
     folder: str | os.PathLike,
 ) -> Iterator[tuple[str, dict[str, dict[str, np.ndarray]]]]:
-    """Yields the clients of `from_npz` one by one, for `store.build`.
-
-    Args:
-      folder: see `from_npz`.
-
-    Raises:
-      FileNotFoundError, DataFileError, ValueError: see `from_npz`.
-    """
+    """Yields the clients of `from_npz` one by one, for `store.build`; errors as it."""
     folder = Path(folder)
     files = {name: visible_files(folder / name, "*.npz") for name in SPLITS}
     loose = visible_files(folder, "*.npz")
@@ -243,13 +229,11 @@ def npz_clients(
         examples = {}
         for name, path in of_client[client_id].items():
             arrays = npz.read(path)
-            try:
+            with named(path, "arrays", TypeError, ValueError):
                 if check_examples(arrays):
                     empty = {k: np.empty_like(a[:0]) for k, a in arrays.items()}
                     first = first or (str(path), empty)
                     check_alike(*first, str(path), arrays)
-            except (TypeError, ValueError) as error:
-                raise DataFileError(path, "arrays", str(error)) from None
             examples[name] = arrays
         yield client_id, examples
 
@@ -327,8 +311,7 @@ def from_csv(
         found = [column for column in table if column not in special]
         columns = found if columns is None else columns
         if set(found) != set(columns):
-            problem = f"expected columns {list(columns)}, found {found}."
-            raise DataFileError(file, "header", problem)
+            raise DataFileError(file, "header", f"columns {list(columns)}", found)
         y = table[label]
         x = np.array([table[column] for column in columns], np.float32)
         examples = {

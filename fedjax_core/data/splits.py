@@ -46,10 +46,8 @@ def split_public(
     check.open_interval(0, 1, fraction=fraction)
     check.seed(seed=seed)
     n = check_examples({name: as_array(name, x) for name, x in arrays.items()})
-    chosen = np.zeros(n, bool)
-    chosen[np.argsort(hash64(_PUBLIC, seed, np.arange(n)))[: round(fraction * n)]] = (
-        True
-    )
+    order = np.argsort(hash64(_PUBLIC, seed, np.arange(n)))
+    chosen = np.isin(np.arange(n), order[: round(fraction * n)])
     if chosen.all() or not chosen.any():
         raise ValueError(
             f"fraction must leave examples in both parts of {n}, got {fraction}."
@@ -118,15 +116,13 @@ def split_examples(
         "test": rank < tested[client],
         "validation": (rank >= tested[client]) & (rank < held[client]),
     }
-    counts = {"train": sizes - held, "test": tested, "validation": held - tested}
     splits = data.splits
     for name, chosen in parts.items():
         if name == "train" or wanted[name]:
             rows = np.sort(order[chosen])
-            splits[name] = Packed(
-                {k: a[rows] for k, a in train.examples.items()},
-                np.concatenate([[0], np.cumsum(counts[name])]),
-            )
+            counts = np.bincount(client[chosen], minlength=data.num_clients)
+            examples = {k: a[rows] for k, a in train.examples.items()}
+            splits[name] = Packed(examples, np.concatenate([[0], np.cumsum(counts)]))
     return dataclasses.replace(data, **splits)
 
 
@@ -157,9 +153,7 @@ def hold_out_clients(
             f"{data.num_clients} clients, which holds out {count}."
         )
     order = np.argsort(_keys(_CLIENTS, seed, data.client_ids), kind="stable")
-    out = np.zeros(data.num_clients, bool)
-    out[order[:count]] = True
-    return data.subset(np.flatnonzero(~out)), data.subset(np.flatnonzero(out))
+    return data.subset(np.sort(order[count:])), data.subset(np.sort(order[:count]))
 
 
 def merge(

@@ -30,9 +30,9 @@ from urllib.parse import quote
 import numpy as np
 
 from fedjax_core.data import memmap
-from fedjax_core.data.packed import FederatedData, Packed, check_alike, check_examples
-from fedjax_core.data.readers.files import DataFileError
-from fedjax_core.data.sources import by_split
+from fedjax_core.data.packed import FederatedData, Packed, check_alike, check_client
+from fedjax_core.data.readers.files import DataFileError, named
+from fedjax_core.data.sources import by_split, check_train
 
 _FORMAT, _VERSION = "fedjax_core store", 1
 _HEADER, _CLIENT_IDS = "header.json", "client_ids.json"
@@ -85,8 +85,7 @@ def build(
       nobody has examples is left out.
 
     Raises:
-      FileExistsError: `path` holds something, and `overwrite` is False or it is no
-        store.
+      FileExistsError: as `save`.
       ValueError: clients or splits disagree, an id comes twice, nobody has train
         examples, or an array's name is too long for that of a file.
       TypeError: an id that is not a str, or a dtype that .npy files can't hold.
@@ -104,16 +103,10 @@ def build(
                     splits[name] = _SplitWriter(folder, name)
                 splits[name].add(len(ids), client_id, arrays)
             ids[client_id] = None
-        filled = {k: split for k, split in splits.items() if split.files}
-        if "train" not in filled:
-            raise ValueError(
-                f"clients must include one with train examples, got {len(ids)} clients "
-                f"without."
-            )
-        folder.finish(
-            tuple(ids),
-            {k: (split.files, split.offsets(len(ids))) for k, split in filled.items()},
-        )
+        filled = {k: s for k, s in splits.items() if s.files}
+        check_train(filled, len(ids))
+        written = {k: (s.files, s.offsets(len(ids))) for k, s in filled.items()}
+        folder.finish(tuple(ids), written)
     return open(path)
 
 
@@ -142,7 +135,9 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
             f"store.save or store.build."
         )
     header = _read_header(folder / _HEADER)
-    try:
+    # After its checksum: whoever made a malformed header was no store.
+    errors = AttributeError, KeyError, TypeError, ValueError
+    with named(folder / _HEADER, "content", *errors, problem="malformed, {!r}"):
         ids = _read_ids(folder / _CLIENT_IDS, header["client_ids"])
         splits = {}
         for split, entry in header["splits"].items():
@@ -154,13 +149,6 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
             }
             splits[split] = Packed(examples, offsets)
         return FederatedData(**splits, client_ids=ids)
-    except DataFileError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # Its checksum is right: whoever made this header was no store.
-        raise DataFileError(
-            folder / _HEADER, "content", f"malformed, {error!r}"
-        ) from None
 
 
 class _ArrayWriter:
@@ -200,21 +188,14 @@ class _SplitWriter:
     def add(self, i: int, client_id: str, arrays: Mapping[str, Any]) -> None:
         """Appends the examples of client number i."""
         examples = {name: np.asarray(a) for name, a in arrays.items()}
-        where = f"client {client_id!r}"
-        try:
-            size = check_examples(examples) if examples else 0
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from None
+        size = check_client(where := f"client {client_id!r}", examples)
         if not size:
             return
-        examples = {
-            n: a.astype(_stored(a.dtype), copy=False) for n, a in examples.items()
-        }
+        for name, a in examples.items():
+            examples[name] = a.astype(_stored(a.dtype), copy=False)
         this = f"{self._split} of {where}"
         if self._folder.first is None:
-            like = {
-                n: np.empty((0, *a.shape[1:]), a.dtype) for n, a in examples.items()
-            }
+            like = {name: np.empty_like(a[:0]) for name, a in examples.items()}
             self._folder.first = this, like
         check_alike(*self._folder.first, this, examples)
         if not self.files:
@@ -234,9 +215,8 @@ class _SplitWriter:
         self._sizes[i] = size
 
     def offsets(self, num_clients: int) -> np.ndarray:
-        sizes = np.zeros(num_clients, np.int64)
-        sizes[list(self._sizes)] = list(self._sizes.values())
-        return np.concatenate([[0], np.cumsum(sizes)])
+        sizes = (self._sizes.get(i, 0) for i in range(num_clients))
+        return np.cumsum([0, *sizes], dtype=np.int64)
 
 
 def _stored(dtype: np.dtype) -> np.dtype:
@@ -268,10 +248,8 @@ def _map(path: Path, entry: dict[str, Any], verify: bool) -> np.memmap:
     # The one right header is known, so none needs to be parsed.
     header = _npy_header(dtype, shape)
     expected = len(header) + math.prod(shape) * dtype.itemsize
-    try:
+    with named(path, "file", FileNotFoundError, problem="missing."):
         size = path.stat().st_size
-    except FileNotFoundError:
-        raise DataFileError(path, "file", "missing.") from None
     if size != expected:
         raise DataFileError(path, "size", f"must be {expected} bytes, got {size}.")
     with path.open("rb") as file:
@@ -281,20 +259,15 @@ def _map(path: Path, entry: dict[str, Any], verify: bool) -> np.memmap:
         crc = 0
         while verify and (block := file.read(memmap.BLOCK)):
             crc = zlib.crc32(block, crc)
-    if verify and crc != entry["crc32"]:
-        raise DataFileError(
-            path,
-            f"offset {len(header)} on",
-            f"must have the checksum {entry['crc32']:08x}, got {crc:08x}.",
-        )
+    if verify:
+        _compare(path, f"offset {len(header)} on", entry["crc32"], crc)
     return np.memmap(path, dtype, "r", len(header), shape)
 
 
 def _read_header(path: Path) -> dict[str, Any]:
-    try:
+    problem = "must be JSON, got {}."
+    with named(path, "content", ValueError, RecursionError, problem=problem):
         header = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataFileError(path, "content", f"must be JSON, got {error}.") from None
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise DataFileError(path, "format", f"must be {_FORMAT!r}.")
     version = header.get("version")
@@ -306,15 +279,16 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 
 def _read_ids(path: Path, crc: int) -> tuple[str, ...]:
-    try:
+    with named(path, "file", FileNotFoundError, problem="missing."):
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataFileError(path, "file", "missing.") from None
-    if (got := zlib.crc32(content)) != crc:
-        raise DataFileError(
-            path, "content", f"must have the checksum {crc:08x}, got {got:08x}."
-        )
+    _compare(path, "content", crc, zlib.crc32(content))
     return tuple(json.loads(content))
+
+
+def _compare(path: Path, where: str, crc: int, got: int) -> None:
+    if got != crc:
+        problem = f"must have the checksum {crc:08x}, got {got:08x}."
+        raise DataFileError(path, where, problem)
 
 
 def _crc_of(header: dict[str, Any]) -> int:
