@@ -88,9 +88,9 @@ def stack_overflow(
     max_clients: int | None = None,
 ) -> FederatedData:
     """As `tff.stack_overflow`, of stackoverflow_{train,held_out,test}.sqlite."""
-    check.one_of(tff.SENTENCES, split=split)
-    path = _find(folder, "stackoverflow", f"stackoverflow_{tff.SENTENCES[split]}")
-    to_arrays = tff.sentences(folder, word_ids, length)
+    check.one_of(tff._SENTENCES, split=split)
+    path = _find(folder, "stackoverflow", f"stackoverflow_{tff._SENTENCES[split]}")
+    to_arrays = tff._sentences(folder, word_ids, length)
     return one_split(path, iterate(path, to_arrays, clients, max_clients))
 
 

@@ -84,8 +84,8 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
         rows = rows[~np.isnan(rows).any(1)]
         counts = np.bincount(rows[:, -1] > 0, minlength=2)
         if len(rows) < 2:
-            problem = f"expected at least 2 without gaps, found {len(rows)}."
-            raise DataFileError(_find(path, hospital), "all rows", problem)
+            file, wanted = _find(path, hospital), "at least 2 without gaps"
+            raise DataFileError(file, "all rows", wanted, len(rows))
         test = train_test_split(
             np.arange(len(rows)),
             train_size=0.66,

@@ -84,10 +84,9 @@ def pair(
     truth from noise, raise ValueError unless `keep_majority` is False.
     """
     if keep_majority and np.any(_rates(data, rate) >= 0.5):
-        raise ValueError(
-            f"rate must be below 0.5, got {rate!r}; from there most labels of a class "
-            f"are wrong. If that is meant, pass keep_majority=False."
-        )
+        because = "from there most labels of a class are wrong"
+        allow = "If that is meant, pass keep_majority=False"
+        raise ValueError(f"rate must be below 0.5, got {rate!r}; {because}. {allow}.")
     key = (seed, 112)
     return _noisy(data, rate, num_classes, key, label, noisy_test, 2)
 

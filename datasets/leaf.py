@@ -282,10 +282,8 @@ def _files(folder: Path | str, split: str) -> list[Path]:
     folder = Path(folder) / split
     paths = visible_files(folder, "*.json")
     if not paths:
-        raise FileNotFoundError(
-            f"no file {folder / '*.json'}; make it with preprocess.sh of {_URL} and "
-            f"put it there."
-        )
+        make = f"make it with preprocess.sh of {_URL} and put it there"
+        raise FileNotFoundError(f"no file {folder / '*.json'}; {make}.")
     return paths
 
 

@@ -75,6 +75,7 @@ from fedjax_core.datasets.containers import (
 )
 
 PAD, BOS, EOS, FIRST_WORD = 0, 1, 2, 3  # ids of the words of Stack Overflow
+_SENTENCES = {"train": "train", "heldout": "held_out", "test": "test"}  # in files
 _URL = "https://storage.googleapis.com/tff-datasets-public/"
 
 
@@ -156,23 +157,10 @@ def stack_overflow(
     `word_ids` are ids of words, `FIRST_WORD` + 0, 1, ...; None for the 10,000 most
     frequent, by `read_word_ids`. `length` >= 1 is the words of an example.
     """
-    check.one_of(SENTENCES, split=split)
-    path = _find(folder, "stackoverflow", "stackoverflow", SENTENCES[split])
-    to_arrays = sentences(folder, word_ids, length)
+    check.one_of(_SENTENCES, split=split)
+    path = _find(folder, "stackoverflow", "stackoverflow", _SENTENCES[split])
+    to_arrays = _sentences(folder, word_ids, length)
     return one_split(path, iterate(path, split, to_arrays, clients, max_clients))
-
-
-SENTENCES = {"train": "train", "heldout": "held_out", "test": "test"}
-"""Split of Stack Overflow -> what files call it."""
-
-
-def sentences(
-    folder: Path | str, word_ids: Mapping[str, int] | None, length: int
-) -> Callable[[Mapping[str, np.ndarray]], Arrays]:
-    """`stack_overflow_examples` with these words, or else those of the folder."""
-    check.positive_int(length=length)
-    ids = read_word_ids(folder) if word_ids is None else word_ids
-    return functools.partial(stack_overflow_examples, word_ids=ids, length=length)
 
 
 def celeba(
@@ -295,9 +283,8 @@ def read_word_ids(path: Path | str, num_words: int = 10_000) -> dict[str, int]:
             where = f"line {number}"
             found = re.fullmatch(rb"(\S+)[ \t]+(\d{1,18})\s*", line)
             if not found:
-                raise DataFileError(
-                    path, where, "a word and its count", f"{line!r:.80}"
-                )
+                problem = f"expected a word and its count, found {line!r:.80}."
+                raise DataFileError(path, where, problem)
             with named(path, where, UnicodeDecodeError, problem="not UTF-8."):
                 word, count = found[1].decode(), int(found[2])
             if word in ids:
@@ -340,13 +327,22 @@ def _both(
     to_arrays: Callable[[Any], Arrays],
     *wanted: Any,
 ) -> FederatedData:
-    """Train and test of the same clients; SQLite has the `prefix` before their names."""
+    """Train and test of the same clients; in SQLite with a `prefix` to their names."""
 
     def read(split: str, *wanted: Any) -> Clients:
         path = _find(folder, sqlite, hdf5, split)
         return iterate(path, f"{prefix}{split}", to_arrays, *wanted)
 
     return same_clients(_find(folder, sqlite, hdf5, "test"), read, *wanted)
+
+
+def _sentences(
+    folder: Path | str, word_ids: Mapping[str, int] | None, length: int
+) -> Callable[[Mapping[str, np.ndarray]], Arrays]:
+    """`stack_overflow_examples` with these words, or else those of the folder."""
+    check.positive_int(length=length)
+    ids = read_word_ids(folder) if word_ids is None else word_ids
+    return functools.partial(stack_overflow_examples, word_ids=ids, length=length)
 
 
 def _feature(features: Mapping[str, np.ndarray], name: str, kinds: str) -> np.ndarray:

@@ -151,10 +151,8 @@ def alternating_dirichlet(
     - alpha: concentration, > 0. Small: few classes per client; large: all alike.
 
     References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", dissertation, TU Berlin, 2021.
-      Its targets of 1 for clients and classes alike contradict each other unless there
-      are as many clients as classes; those above are the ones of its code.
+      Sattler 2021. Its targets of 1 for clients and classes alike contradict each other
+      unless there are as many clients as classes; those above are those of its code.
     """
     check.positive(alpha=alpha)
     pools, rng = common.prepare(dataset, num_clients, seed, 4, label)

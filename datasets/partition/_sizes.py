@@ -30,9 +30,7 @@ def contiguous(dataset: Dataset, num_clients: int) -> FederatedData:
     `dataset`, not a copy. Arguments and errors: `partition`.
 
     References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", dissertation, TU Berlin, 2021
-      (language models on equal subsequences of one corpus).
+      Sattler 2021 (language models on equal subsequences of one corpus).
     """
     pools, _ = common.prepare(dataset, num_clients, 0, 0)
     splits = {}
@@ -149,9 +147,8 @@ def balancedness(
       read.
 
     References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", dissertation, TU Berlin, 2021,
-      with the 0.1 / N of its code; with the printed 0.1, shares do not sum to 1.
+      Sattler 2021, with the 0.1 / N of its code; with the printed 0.1, shares do not
+      sum to 1.
     """
     check.positive(gamma=gamma)
     check.in_range(0, 1, gamma=gamma)

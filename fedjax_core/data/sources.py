@@ -91,18 +91,15 @@ def _grouped(
     for split, column in columns.items():
         n = check_examples(pooled[split])
         if column.shape != (n,):
-            raise ValueError(
-                f"{client} must have one client for each of the {n} rows of {split}, "
-                f"got shape {column.shape}."
-            )
+            wanted = f"one client for each of the {n} rows of {split}"
+            raise ValueError(f"{client} must have {wanted}, got shape {column.shape}.")
         kind = "number" if column.dtype.kind in "iu" else column.dtype.kind
         # Sorting 2 and "10" together would follow neither order.
         kinds.append(kind)
         if kind not in ("number", "U") or kind != kinds[0]:
-            raise TypeError(
-                f"{client} must be ints or text, the same in every split, got "
-                f"{column.dtype} in {split}."
-            )
+            wanted = "ints or text, the same in every split"
+            found = f"{column.dtype} in {split}"
+            raise TypeError(f"{client} must be {wanted}, got {found}.")
     together = list(columns.values())
     if np.result_type(*together).kind == "f":
         # Of signed and unsigned ints NumPy makes floats, which merge large ones.
@@ -155,10 +152,8 @@ def from_iterator(
 def check_train(splits: Collection[str], num_clients: int) -> None:
     """Raises ValueError unless a split that holds examples is "train"."""
     if "train" not in splits:
-        raise ValueError(
-            f"clients must include one with train examples, got {num_clients} clients "
-            f"without."
-        )
+        found = f"got {num_clients} clients without"
+        raise ValueError(f"clients must include one with train examples, {found}.")
 
 
 def by_split(examples: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -169,17 +164,15 @@ def by_split(examples: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
       ValueError: splits and arrays side by side, or a split of another name.
     """
     if not isinstance(examples, Mapping):
-        raise TypeError(
-            f"a client's examples must be a dict of arrays, got {examples!r:.60}."
-        )
+        found = f"{examples!r:.60}"
+        raise TypeError(f"a client's examples must be a dict of arrays, got {found}.")
     nested = [isinstance(value, Mapping) for value in examples.values()]
     if not any(nested):
         return {"train": examples}
     if not all(nested) or not set(examples) <= set(SPLITS):
-        raise ValueError(
-            f"a client's examples must be arrays, or dicts of arrays called "
-            f"{', '.join(SPLITS)}, got {', '.join(map(repr, examples))}."
-        )
+        wanted = f"arrays, or dicts of arrays called {', '.join(SPLITS)}"
+        found = ", ".join(map(repr, examples))
+        raise ValueError(f"a client's examples must be {wanted}, got {found}.")
     return examples
 
 
@@ -210,16 +203,13 @@ def npz_clients(
     files = {name: visible_files(folder / name, "*.npz") for name in SPLITS}
     loose = visible_files(folder, "*.npz")
     if loose and any(files.values()):
-        raise ValueError(
-            f"{folder} must have its files in folders {', '.join(SPLITS)} or beside "
-            f"each other, got both: {loose[0].name} is in none."
-        )
+        where = f"in folders {', '.join(SPLITS)} or beside each other"
+        found = f"got both: {loose[0].name} is in none"
+        raise ValueError(f"{folder} must have its files {where}, {found}.")
     files["train"] += loose
     if not files["train"]:
-        raise FileNotFoundError(
-            f"no .npz file in {folder} or {folder / 'train'}; put one file per client "
-            f"there, CLIENT.npz."
-        )
+        put = "put one file per client there, CLIENT.npz"
+        raise FileNotFoundError(f"no .npz file in {folder} or {folder}/train; {put}.")
     of_client: dict[str, dict[str, Path]] = {}
     for name, paths in files.items():
         for path in paths:
@@ -291,11 +281,10 @@ def from_csv(
     for name in paths:
         check.one_of(SPLITS, path=name)
     special = [client, label] if split is None else [client, label, split]
-    if len({*special, *(features or ())}) < len(special) + len(features or ()):
-        raise ValueError(
-            f"client, label, split and features must be different columns, got "
-            f"{[*special, *(features or ())]}."
-        )
+    used = [*special, *(features or ())]
+    if len(set(used)) < len(used):
+        roles = "client, label, split and features"
+        raise ValueError(f"{roles} must be different columns, got {used}.")
     labels = csv_files.number if regression else csv_files.integer
     fields = {
         client: csv_files.name,
@@ -363,10 +352,8 @@ def from_huggingface(
     for split, rows in given.items():
         check.one_of(SPLITS, split=split)
         if not hasattr(rows, "column_names") or not hasattr(rows, "iter"):
-            raise TypeError(
-                f"dataset must be a datasets.Dataset or DatasetDict, got "
-                f"{type(rows).__name__}."
-            )
+            wanted = "a datasets.Dataset or DatasetDict"
+            raise TypeError(f"dataset must be {wanted}, got {type(rows).__name__}.")
         # A data set that streams may know its columns only from its rows.
         found = rows.column_names or list(next(iter(rows), {}))
         kept = columns or {name: name for name in found if name != client}
@@ -403,15 +390,12 @@ def _column(name: str, values: list) -> np.ndarray:
     if array.dtype.kind == "f":
         # NaN is not <= anything.
         if not np.all(np.abs(array) <= np.finfo(np.float32).max):
-            raise ValueError(
-                f"column {name!r} must hold finite numbers that fit float32."
-            )
+            wanted = "finite numbers that fit float32"
+            raise ValueError(f"column {name!r} must hold {wanted}.")
         return array.astype(np.float32)
     if array.dtype.kind not in "bU":
-        raise TypeError(
-            f"column {name!r} must be images, numbers or text, got "
-            f"{type(values[0]).__name__}."
-        )
+        wanted, found = "images, numbers or text", type(values[0]).__name__
+        raise TypeError(f"column {name!r} must be {wanted}, got {found}.")
     return array
 
 
@@ -420,9 +404,7 @@ def _pixels(image: Any) -> np.ndarray:
     if image.mode == "P":
         image = image.convert("RGB")  # or its pixels would be numbers of colours
     if image.mode not in ("1", "L", "RGB"):
-        raise ValueError(
-            f"images must be of mode '1', 'L', 'RGB' or 'P', got {image.mode!r}; "
-            f"convert them first."
-        )
+        found = f"got {image.mode!r}; convert them first"
+        raise ValueError(f"images must be of mode '1', 'L', 'RGB' or 'P', {found}.")
     scale = 1 if image.mode == "1" else 255
     return np.atleast_3d(np.asarray(image)).astype(np.float32) / scale

@@ -2,7 +2,8 @@
 
 Who goes where depends on the seed and on client ids, not on the order of clients.
 `split_examples` does not look at other clients either: so a population that is read
-client by client is split the same.
+client by client is split the same. A seed is an int in 0..2**63-1, or else ValueError
+or TypeError is raised.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from fedjax_core.data.packed import (
     as_array,
     check_alike,
     check_examples,
+    divided,
 )
 from fedjax_core.random import hash64, mix64
 
@@ -30,12 +32,8 @@ def split_public(
     """Splits data of the server at random in two, without overlap.
 
     For FedAUX: auxiliary data into negatives, by default a fifth, and what is distilled
-    on.
-
-    Args:
-      arrays: name -> ``[n, ...]``.
-      fraction: in (0, 1), share of the first part, rounded to whole examples.
-      seed: int >= 0.
+    on. Arrays are ``[n, ...]``, `fraction` in (0, 1) is the share of the first part,
+    rounded to whole examples.
 
     Returns:
       The two parts, each in the original order.
@@ -49,13 +47,9 @@ def split_public(
     order = np.argsort(hash64(_PUBLIC, seed, np.arange(n)))
     chosen = np.isin(np.arange(n), order[: round(fraction * n)])
     if chosen.all() or not chosen.any():
-        raise ValueError(
-            f"fraction must leave examples in both parts of {n}, got {fraction}."
-        )
-    one, other = (
-        {name: np.asarray(x)[rows] for name, x in arrays.items()}
-        for rows in (chosen, ~chosen)
-    )
+        wanted = f"leave examples in both parts of {n}"
+        raise ValueError(f"fraction must {wanted}, got {fraction}.")
+    other, one = divided({name: np.asarray(x) for name, x in arrays.items()}, chosen)
     return one, other
 
 
@@ -69,37 +63,28 @@ def split_examples(
 
     Of n examples ``test_fraction * n`` are tested on, rounded to whole examples, and so
     for both fractions together; a client with any example keeps at least one to train
-    on. Every example goes to exactly one split, and the order within is kept.
-
-    Args:
-      data: the population.
-      test_fraction: share of test; with 0, test stays what it is.
-      validation_fraction: share of validation; with 0, validation stays what it is.
-      seed: int in 0..2**63-1.
+    on. Every example goes to exactly one split, and the order within is kept. With a
+    fraction of 0 its split stays what it is.
 
     Returns:
       The same clients; arrays are copies in memory.
 
     Raises:
-      ValueError: a fraction is not in [0, 1], both together are not below 1, the data
-        already has a split that is asked for, or seed is out of range.
-      TypeError: seed is not an int.
+      ValueError: a fraction is not in [0, 1], both together are not below 1, or the
+        data already has a split that is asked for.
     """
     check.in_range(
         0, 1, test_fraction=test_fraction, validation_fraction=validation_fraction
     )
     if not 0 < test_fraction + validation_fraction < 1:
-        raise ValueError(
-            f"test_fraction + validation_fraction must be above 0 and below 1, got "
-            f"{test_fraction} + {validation_fraction}."
-        )
+        given = f"{test_fraction} + {validation_fraction}"
+        sums = "test_fraction + validation_fraction"
+        raise ValueError(f"{sums} must be above 0 and below 1, got {given}.")
     wanted = {"test": test_fraction, "validation": validation_fraction}
     for name, fraction in wanted.items():
         if fraction and name in data.splits:
-            raise ValueError(
-                f"{name}_fraction must be 0 for data that has a {name} split, got "
-                f"{fraction}."
-            )
+            wanted = f"0 for data that has a {name} split"
+            raise ValueError(f"{name}_fraction must be {wanted}, got {fraction}.")
     train, sizes = data.train, data.train.sizes
     keys = _keys(_EXAMPLES, seed, data.client_ids)
     client = np.repeat(np.arange(data.num_clients), sizes)
@@ -129,29 +114,20 @@ def split_examples(
 def hold_out_clients(
     data: FederatedData, fraction: float = 0.2, seed: int = 0
 ) -> tuple[FederatedData, FederatedData]:
-    """Sets clients aside that take no part in training.
-
-    Args:
-      data: the population.
-      fraction: share of clients to hold out, rounded to whole clients.
-      seed: int in 0..2**63-1.
+    """Sets a fraction of the clients aside, rounded to whole ones, from training.
 
     Returns:
       The clients that stay and those held out, with all their splits, both in the order
       of `data`.
 
     Raises:
-      ValueError: fraction is not in [0, 1], one side would be empty, or seed is out of
-        range.
-      TypeError: seed is not an int.
+      ValueError: fraction is not in [0, 1], or one side would be empty.
     """
     check.in_range(0, 1, fraction=fraction)
     count = int(_share(fraction, np.asarray(data.num_clients)))
     if not 0 < count < data.num_clients:
-        raise ValueError(
-            f"fraction must leave clients on both sides, got {fraction} of "
-            f"{data.num_clients} clients, which holds out {count}."
-        )
+        found = f"{fraction} of {data.num_clients} clients, which holds out {count}"
+        raise ValueError(f"fraction must leave clients on both sides, got {found}.")
     order = np.argsort(_keys(_CLIENTS, seed, data.client_ids), kind="stable")
     return data.subset(np.sort(order[count:])), data.subset(np.sort(order[:count]))
 
@@ -179,19 +155,16 @@ def merge(
     if prefixes is None:
         prefixes = [""] * len(populations)
     if isinstance(prefixes, str) or len(prefixes) != len(populations):
-        raise ValueError(
-            f"prefixes must be one string per population, {len(populations)}, got "
-            f"{prefixes!r}."
-        )
+        found = f"{len(populations)}, got {prefixes!r}"
+        raise ValueError(f"prefixes must be one string per population, {found}.")
     owner: dict[str, int] = {}
     for p, (data, prefix) in enumerate(zip(populations, prefixes, strict=True)):
         for client_id in data.client_ids:
             first = owner.setdefault(prefix + client_id, p)
             if first != p:
-                raise ValueError(
-                    f"client ids must be unique, got {prefix + client_id!r} in "
-                    f"populations {first} and {p}; give prefixes to tell them apart."
-                )
+                found = f"{prefix + client_id!r} in populations {first} and {p}"
+                found = f"{found}; give prefixes to tell them apart"
+                raise ValueError(f"client ids must be unique, got {found}.")
     splits = {}
     for name in ("train", "test", "validation"):
         there = {

@@ -41,12 +41,10 @@ _HEADER, _CLIENT_IDS = "header.json", "client_ids.json"
 def save(
     data: FederatedData, path: str | os.PathLike, *, overwrite: bool = False
 ) -> None:
-    """Writes a population to a store.
+    """Writes a population to a store, a new folder at `path`.
 
-    Args:
-      data: any population; arrays of numbers, bools, dates or fixed-width text.
-      path: the folder to make.
-      overwrite: replace the store that `path` holds.
+    Arrays are of numbers, bools, dates or fixed-width text. With `overwrite` the store
+    that `path` holds is replaced.
 
     Raises:
       FileExistsError: `path` holds something, and `overwrite` is False or it is no
@@ -74,11 +72,9 @@ def build(
 ) -> FederatedData:
     """Writes clients to a store one by one, never holding more than one of them.
 
-    Args:
-      path: the folder to make.
-      clients: client id and examples, as for `sources.from_iterator`. The first client
-        with examples decides names, dtypes and shapes; later text may not be wider.
-      overwrite: replace the store that `path` holds.
+    `path` and `overwrite` as for `save`, `clients` as for `sources.from_iterator`. The
+    first client with examples decides names, dtypes and shapes; later text may not be
+    wider.
 
     Returns:
       The population, opened. Clients are in the order of the iterator; a split in which
@@ -114,11 +110,8 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
     """Opens a store.
 
     Train on it with ``simulate(..., feed="host")``, which reads the rows of the drawn
-    clients and lets go of them again.
-
-    Args:
-      path: the folder.
-      verify: read all examples once and compare their checksums.
+    clients and lets go of them again. `verify` reads all examples once and compares
+    their checksums.
 
     Returns:
       The population; arrays are read-only `np.memmap`, client ids and offsets are in
@@ -130,10 +123,8 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
     """
     folder = Path(path)
     if not (folder / _HEADER).is_file():
-        raise FileNotFoundError(
-            f"no store at {folder}, since it has no {_HEADER}; write one with "
-            f"store.save or store.build."
-        )
+        why = f"since it has no {_HEADER}; write one with store.save or store.build"
+        raise FileNotFoundError(f"no store at {folder}, {why}.")
     header = _read_header(folder / _HEADER)
     # After its checksum: whoever made a malformed header was no store.
     errors = AttributeError, KeyError, TypeError, ValueError
@@ -205,12 +196,10 @@ class _SplitWriter:
                 for name, a in examples.items()
             }
         for name, a in examples.items():
-            if a.dtype.itemsize > self.files[name].dtype.itemsize:
-                raise ValueError(
-                    f"{name} must be text no wider than that of {self._first}, "
-                    f"{self.files[name].dtype}, got {a.dtype} for {where}; give all "
-                    f"clients the widest."
-                )
+            if a.dtype.itemsize > (widest := self.files[name].dtype).itemsize:
+                wanted = f"no wider than that of {self._first}, {widest}"
+                found = f"{a.dtype} for {where}; give all clients the widest"
+                raise ValueError(f"{name} must be text {wanted}, got {found}.")
             self.files[name].write(a)
         self._sizes[i] = size
 
@@ -310,15 +299,12 @@ class _Folder:
         dtype = _stored(like.dtype)
         # Structured and extension dtypes (bfloat16) come back as others.
         if not dtype.itemsize or np.dtype(dtype.str) != dtype:
-            raise TypeError(
-                f"{name} must have a dtype that .npy files hold, got {dtype}."
-            )
+            wanted = "a dtype that .npy files hold"
+            raise TypeError(f"{name} must have {wanted}, got {dtype}.")
         path = _array_path(self._path, split, name, kind)
         if len(path.name) > 255:  # what file systems take
-            raise ValueError(
-                f"{name} must have a shorter name, got one that makes a file name of "
-                f"{len(path.name)} bytes; 255 fit."
-            )
+            found = f"makes a file name of {len(path.name)} bytes; 255 fit"
+            raise ValueError(f"{name} must have a shorter name, got one that {found}.")
         file = self._files.enter_context(path.open("xb"))
         return _ArrayWriter(file, dtype, like.shape[1:])
 
@@ -358,14 +344,11 @@ def _new_folder(path: str | os.PathLike, overwrite: bool) -> Iterator[_Folder]:
     path = Path(path).absolute()
     occupied = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if occupied and not overwrite:
-        raise FileExistsError(
-            f"{path} exists; name a new folder, or pass overwrite=True to replace a "
-            f"store."
-        )
+        instead = "name a new folder, or pass overwrite=True to replace a store"
+        raise FileExistsError(f"{path} exists; {instead}.")
     if occupied and not (path / _HEADER).is_file():
-        raise FileExistsError(
-            f"{path} is no store, since it has no {_HEADER}; it is not overwritten."
-        )
+        why = f"since it has no {_HEADER}; it is not overwritten"
+        raise FileExistsError(f"{path} is no store, {why}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(4)
     partial = path.with_name(f".{path.name}.partial-{token}")
