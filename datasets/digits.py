@@ -35,7 +35,6 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     """
     from sklearn.datasets import load_digits  # slow to import, needed only here
 
-    check.in_range(0, 1, test_fraction=test_fraction)
     check.seed(seed=seed)
     pixels, labels = load_digits(return_X_y=True)
     is_test = images.hold_out(np.asarray(labels), test_fraction, seed)

@@ -30,17 +30,8 @@ import numpy as np
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.data.readers.files import DataFileError, find, max_unpacked, named
-from fedjax_core.datasets import tff
-from fedjax_core.datasets.containers import (
-    Arrays,
-    Clients,
-    choose,
-    convert,
-    extra,
-    one_split,
-    open_sqlite,
-    same_clients,
-)
+from fedjax_core.datasets import containers, tff
+from fedjax_core.datasets.containers import Arrays, Clients
 
 _URL = "https://storage.googleapis.com/gresearch/fedjax/"
 _TABLE = {"federated_data": ("client_id", "data", "num_examples")}
@@ -91,7 +82,7 @@ def stack_overflow(
     check.one_of(tff._SENTENCES, split=split)
     path = _find(folder, "stackoverflow", f"stackoverflow_{tff._SENTENCES[split]}")
     to_arrays = tff._sentences(folder, word_ids, length)
-    return one_split(path, iterate(path, to_arrays, clients, max_clients))
+    return containers.one_split(path, iterate(path, to_arrays, clients, max_clients))
 
 
 def iterate(
@@ -105,16 +96,18 @@ def iterate(
     `to_arrays` makes arrays of a client's features, such as `tff.emnist_examples`; None
     gives the features as stored, texts as object arrays of bytes.
     """
-    return convert(path, _iterate(Path(path), clients, max_clients), to_arrays)
+    raw = _iterate(Path(path), clients, max_clients)
+    return containers.convert(path, raw, to_arrays)
 
 
 def _iterate(
     path: Path, clients: Sequence[str] | None, max_clients: int | None
 ) -> Clients:
-    with open_sqlite(path, _TABLE) as connection:
+    with containers.open_sqlite(path, _TABLE) as connection:
         query = "SELECT client_id, rowid FROM federated_data ORDER BY rowid"
         rows = [(_text(path, name), i) for name, i in connection.execute(query)]
-        chosen = choose(path, (name for name, _ in rows), clients, max_clients)
+        names = (name for name, _ in rows)
+        chosen = containers.choose(path, names, clients, max_clients)
         rowids = dict(rows)
         query = "SELECT data, num_examples FROM federated_data WHERE rowid = ?"
         for client_id in chosen:
@@ -132,7 +125,7 @@ def _iterate(
 
 def _unpack(data: bytes) -> Arrays:
     """A client's arrays; every error is a ValueError."""
-    msgpack = extra("msgpack", "FedJAX's files")
+    msgpack = containers.extra("msgpack", "FedJAX's files")
     limit = max_unpacked(len(data))
     decompressor = zlib.decompressobj()
     try:
@@ -217,4 +210,4 @@ def _both(
     def read(split: str, *wanted: Any) -> Clients:
         return iterate(_find(folder, family, f"{name}_{split}"), to_arrays, *wanted)
 
-    return same_clients(_find(folder, family, f"{name}_test"), read, *wanted)
+    return containers.same_clients(_find(folder, family, f"{name}_test"), read, *wanted)

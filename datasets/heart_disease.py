@@ -116,10 +116,10 @@ def read(path: Path | str) -> dict[str, np.ndarray]:
     Errors as `load`; also if two files have equal content.
     """
     found = {hospital: _find(path, hospital) for hospital in HOSPITALS}
+    fields = {c: csv_files.optional(f, "?") for c, f in _FIELDS.items()}
+    fields["num"] = _FIELDS["num"]
     hospitals: dict[str, np.ndarray] = {}
     for hospital, file in found.items():
-        fields = {c: csv_files.optional(f, "?") for c, f in _FIELDS.items()}
-        fields["num"] = _FIELDS["num"]
         table = csv_files.read(file, fields, header=COLUMNS)
         rows = np.stack([table[c] for c in COLUMNS], 1)
         for other, known in hospitals.items():

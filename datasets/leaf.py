@@ -50,16 +50,8 @@ import numpy as np
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.data.readers.files import DataFileError, visible_files
-from fedjax_core.datasets.containers import (
-    Arrays,
-    Clients,
-    check_wanted,
-    choose,
-    convert,
-    one_split,
-    parse_json,
-    same_clients,
-)
+from fedjax_core.datasets import containers
+from fedjax_core.datasets.containers import Arrays, Clients
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -179,7 +171,7 @@ def iterate(
     - to_arrays: makes arrays of a user's data, such as `femnist_examples`; None for the
       lists ``{"x": [...], "y": [...]}`` as they are, which serves Reddit too.
     """
-    check_wanted(clients, max_clients)
+    containers.check_wanted(clients, max_clients)
     wanted = None if clients is None else set(clients)
     missing = set(clients or ())
     given = 0
@@ -192,7 +184,7 @@ def iterate(
             seen[user] = path
             if wanted is not None and user not in wanted:
                 continue
-            yield from convert(path, [(user, data)], to_arrays)
+            yield from containers.convert(path, [(user, data)], to_arrays)
             given += 1
             missing.discard(user)
             if given in (max_clients, len(wanted or ())):
@@ -272,9 +264,9 @@ def _load(
         yield from sorted(users, key=lambda user: user[0])
 
     if split is not None:
-        return one_split(Path(folder) / split, read(split, *wanted))
+        return containers.one_split(Path(folder) / split, read(split, *wanted))
     hint = "For a split by user load split='train' and split='test' apart."
-    return same_clients(folder, read, *wanted, hint=hint)
+    return containers.same_clients(folder, read, *wanted, hint=hint)
 
 
 def _files(folder: Path | str, split: str) -> list[Path]:
@@ -289,7 +281,7 @@ def _files(folder: Path | str, split: str) -> list[Path]:
 
 def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
     """Yields user, data and group (None without hierarchies), checked."""
-    content = parse_json(path, "JSON", path.read_bytes())
+    content = containers.parse_json(path, "JSON", path.read_bytes())
     users = _member(path, content, "users", list)
     counts = _member(path, content, "num_samples", list)
     user_data = _member(path, content, "user_data", dict)
@@ -306,7 +298,7 @@ def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
         found = f"{len(counts)} num_samples and {len(groups)} hierarchies"
         wanted = f"one entry per user, {len(users)}"
         raise DataFileError(path, "num_samples, hierarchies", wanted, found)
-    names = choose(path, users)  # texts, each once
+    names = containers.choose(path, users)  # texts, each once
     for name in user_data.keys() - set(names):
         data = user_data[name]
         if not isinstance(data, dict) or any(data.values()):

@@ -31,7 +31,6 @@ def label_counts(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    check.one_of(data.splits, split=split)
     check.one_of(("bars", "bubbles"), style=style)
     names, counts = data.label_values(label), data.label_counts(label, split)
     width = min(4 + 0.12 * data.num_clients, 16)

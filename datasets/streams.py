@@ -26,13 +26,8 @@ from jax import lax
 from fedjax_core import check, random
 from fedjax_core.arrays import check_finite
 from fedjax_core.data.packed import FederatedData, Packed
-from fedjax_core.networks.streaming import (
-    World,
-    draw_arrivals,
-    draw_events,
-    draw_features,
-    featurise,
-)
+from fedjax_core.networks import streaming
+from fedjax_core.networks.streaming import World
 from fedjax_core.types import Key
 
 
@@ -184,7 +179,7 @@ def _samples(config: Config) -> np.ndarray:
 def _arrived(config: Config, key: Key) -> jax.Array:
     """See `draw_arrivals`; `_world` of the same key has the same."""
     key = random.stream(key, "arrivals")
-    return draw_arrivals(key, _samples(config), config.iterations)
+    return streaming.draw_arrivals(key, _samples(config), config.iterations)
 
 
 def _world(
@@ -200,7 +195,7 @@ def _world(
     p = np.asarray(config.availability)[group % len(config.availability)]
     of_events, of_features = jax.random.split(key)
     late = config.delay_decay, config.delay_unit
-    events = draw_events(of_events, _arrived(config, key), p, *late)
+    events = streaming.draw_events(of_events, _arrived(config, key), p, *late)
     size = x.shape[-1], config.num_features
-    features = draw_features(of_features, *size, config.width)
-    return World(x, y, events, features, featurise(features, test_x), test_y)
+    features = streaming.draw_features(of_features, *size, config.width)
+    return World(x, y, events, features, streaming.featurise(features, test_x), test_y)

@@ -50,6 +50,9 @@ References:
 
   The TensorFlow Federated authors, "TensorFlow Federated Stack Overflow dataset", 2019.
 
+  The TensorFlow Federated authors, `tff.simulation.datasets` (the files),
+  https://github.com/google-parfait/tensorflow-federated.
+
   Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015.
 """
 
@@ -65,14 +68,8 @@ import numpy as np
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.data.readers.files import DataFileError, find, named
-from fedjax_core.datasets import characters, tff_hdf5, tff_sqlite
-from fedjax_core.datasets.containers import (
-    Arrays,
-    Clients,
-    convert,
-    one_split,
-    same_clients,
-)
+from fedjax_core.datasets import characters, containers, tff_hdf5, tff_sqlite
+from fedjax_core.datasets.containers import Arrays, Clients
 
 PAD, BOS, EOS, FIRST_WORD = 0, 1, 2, 3  # ids of the words of Stack Overflow
 _SENTENCES = {"train": "train", "heldout": "held_out", "test": "test"}  # in files
@@ -135,7 +132,7 @@ def cifar100(
     check.one_of(("train", "test"), split=split)
     path = _find(folder, "cifar100", "fed_cifar100", split)
     raw = iterate(path, split, cifar100_examples, clients, max_clients)
-    return one_split(path, raw)
+    return containers.one_split(path, raw)
 
 
 def stack_overflow(
@@ -160,7 +157,8 @@ def stack_overflow(
     check.one_of(_SENTENCES, split=split)
     path = _find(folder, "stackoverflow", "stackoverflow", _SENTENCES[split])
     to_arrays = _sentences(folder, word_ids, length)
-    return one_split(path, iterate(path, split, to_arrays, clients, max_clients))
+    raw = iterate(path, split, to_arrays, clients, max_clients)
+    return containers.one_split(path, raw)
 
 
 def celeba(
@@ -183,7 +181,8 @@ def celeba(
         return _both(folder, "celeba", "", "split_by_examples_", to_arrays, *wanted)
     check.one_of(("train", "test"), split=split)
     path, name = _find(folder, "celeba", "", split), f"split_by_clients_{split}"
-    return one_split(path, iterate(path, name, to_arrays, clients, max_clients))
+    raw = iterate(path, name, to_arrays, clients, max_clients)
+    return containers.one_split(path, raw)
 
 
 def iterate(
@@ -207,7 +206,7 @@ def iterate(
         raw = tff_hdf5.iterate(path, clients, max_clients)
     else:
         raw = tff_sqlite.iterate(path, split, clients, max_clients)
-    return convert(path, raw, to_arrays)
+    return containers.convert(path, raw, to_arrays)
 
 
 def emnist_examples(
@@ -333,7 +332,7 @@ def _both(
         path = _find(folder, sqlite, hdf5, split)
         return iterate(path, f"{prefix}{split}", to_arrays, *wanted)
 
-    return same_clients(_find(folder, sqlite, hdf5, "test"), read, *wanted)
+    return containers.same_clients(_find(folder, sqlite, hdf5, "test"), read, *wanted)
 
 
 def _sentences(

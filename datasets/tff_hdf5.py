@@ -3,10 +3,6 @@
 One file per split. Its group `examples` holds one group per client, named by the client
 id, and that one data set per feature, with the examples along its first axis. The
 families that come so are in `tff`.
-
-References:
-  The TensorFlow Federated authors, `tff.simulation.datasets`,
-  https://github.com/google-parfait/tensorflow-federated.
 """
 
 import contextlib

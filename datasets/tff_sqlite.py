@@ -3,10 +3,6 @@
 One file per data set. A row of the table `examples` is one example of one client, a
 serialised `tf.train.Example`; `client_metadata` says how many a client has in a split.
 The families that come so are in `tff`.
-
-References:
-  The TensorFlow Federated authors, `tff.simulation.datasets`,
-  https://github.com/google-parfait/tensorflow-federated.
 """
 
 import lzma

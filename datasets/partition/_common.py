@@ -119,7 +119,7 @@ def with_labels(split: Packed, label: Label, labels: np.ndarray) -> Packed:
 def ints_of(
     name: str, values: ArrayLike, n: int, least: int, of: str = "client"
 ) -> np.ndarray:
-    """Ints of `least` or more, one or one per client, as [n]; errors name the values."""
+    """Ints >= `least`, one or one per client, as [n]; errors name the values."""
     ints = np.asarray(values)
     if ints.dtype.kind not in "iu":
         raise TypeError(f"{name} must be ints, got {values!r}.")
@@ -173,6 +173,15 @@ def round_shares(shares: np.ndarray, n: int, phase: float) -> np.ndarray:
     return np.diff(np.minimum(cuts, n), prepend=0)
 
 
+def round_classes(
+    shares: np.ndarray, totals: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """`round_shares` of every class, [K, N]: of shares [K, N] and totals [K]."""
+    phases = rng.random(len(totals))
+    rows = map(round_shares, shares, totals, phases)
+    return np.array(list(rows), np.int64).reshape(shares.shape)
+
+
 def even(n: int, parts: int) -> np.ndarray:
     """Integers [parts] of sum n that differ by one at most."""
     return np.diff(np.arange(parts + 1) * n // parts)
@@ -193,14 +202,7 @@ def follow(
     shares[totals["train"] == 0, :num_clients] = 1
     counts = {"train": train}
     for split in [name for name in totals if name != "train"]:
-        rounded = [
-            round_shares(of_class, n, phase)
-            for of_class, n, phase in zip(
-                shares, totals[split], rng.random(len(shares)), strict=True
-            )
-        ]
-        dealt = np.reshape(np.array(rounded, np.int64), shares.shape)
-        counts[split] = dealt[:, :num_clients]
+        counts[split] = round_classes(shares, totals[split], rng)[:, :num_clients]
     return counts
 
 

@@ -160,12 +160,7 @@ def alternating_dirichlet(
     p = np.full((num_clients, len(pools.names)), 1 / num_clients)
     present = totals["train"] > 0
     p[:, present] = equal_shares(rng, num_clients, alpha, totals["train"][present])
-    counts = {}
-    for split, of_class in totals.items():
-        phases = rng.random(len(of_class))
-        counts[split] = np.zeros(p.T.shape, np.int64)
-        for c, (n, phase) in enumerate(zip(of_class, phases, strict=True)):
-            counts[split][c] = common.round_shares(p[:, c], n, phase)
+    counts = {k: common.round_classes(p.T, n, rng) for k, n in totals.items()}
     return common.deal(pools, counts, rng)
 
 

@@ -346,8 +346,7 @@ class FederatedData:
             )
         return "\n".join(lines)
 
-    def __repr__(self):
-        return self.summary()
+    __repr__ = summary
 
 
 def check_examples(examples: Mapping[str, np.ndarray]) -> int:

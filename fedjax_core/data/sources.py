@@ -28,13 +28,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data.packed import (
-    FederatedData,
-    Packed,
-    as_array,
-    check_alike,
-    check_examples,
-)
+from fedjax_core.data import packed
+from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.data.readers import csv_files, npz
 from fedjax_core.data.readers.files import DataFileError, named, visible_files
 
@@ -69,7 +64,7 @@ def from_arrays(
     """
     given = {"train": train, "test": test, "validation": validation}
     pooled = {
-        split: {name: as_array(name, value) for name, value in examples.items()}
+        split: {name: packed.as_array(name, value) for name, value in examples.items()}
         for split, examples in given.items()
         if examples is not None
     }
@@ -89,7 +84,7 @@ def _grouped(
     """Groups the examples of each split by its column of clients, called `client`."""
     kinds = []
     for split, column in columns.items():
-        n = check_examples(pooled[split])
+        n = packed.check_examples(pooled[split])
         if column.shape != (n,):
             wanted = f"one client for each of the {n} rows of {split}"
             raise ValueError(f"{client} must have {wanted}, got shape {column.shape}.")
@@ -220,10 +215,10 @@ def npz_clients(
         for name, path in of_client[client_id].items():
             arrays = npz.read(path)
             with named(path, "arrays", TypeError, ValueError):
-                if check_examples(arrays):
+                if packed.check_examples(arrays):
                     empty = {k: np.empty_like(a[:0]) for k, a in arrays.items()}
                     first = first or (str(path), empty)
-                    check_alike(*first, str(path), arrays)
+                    packed.check_alike(*first, str(path), arrays)
             examples[name] = arrays
         yield client_id, examples
 
@@ -365,8 +360,8 @@ def from_huggingface(
         for piece in rows.with_format(None).iter(1000):
             ids[split] += piece[client]
             pieces.append({k: _column(name, piece[name]) for k, name in kept.items()})
-            start = 1000 * len(pieces) - 1000
-            check_alike("row 0", pieces[0], f"row {start} of {split}", pieces[-1])
+            where = f"row {1000 * len(pieces) - 1000} of {split}"
+            packed.check_alike("row 0", pieces[0], where, pieces[-1])
         if not pieces:
             raise ValueError(f"{split} must hold at least one row, got none.")
         pooled[split] = {k: np.concatenate([p[k] for p in pieces]) for k in kept}

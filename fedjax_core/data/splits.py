@@ -13,14 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data.packed import (
-    FederatedData,
-    Packed,
-    as_array,
-    check_alike,
-    check_examples,
-    divided,
-)
+from fedjax_core.data import packed
+from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.random import hash64, mix64
 
 _EXAMPLES, _CLIENTS, _PUBLIC = 0x5E91, 0xC11E, 0xA0C5  # streams: uses of the same seed
@@ -43,13 +37,15 @@ def split_public(
     """
     check.open_interval(0, 1, fraction=fraction)
     check.seed(seed=seed)
-    n = check_examples({name: as_array(name, x) for name, x in arrays.items()})
+    given = {name: packed.as_array(name, x) for name, x in arrays.items()}
+    n = packed.check_examples(given)
     order = np.argsort(hash64(_PUBLIC, seed, np.arange(n)))
     chosen = np.isin(np.arange(n), order[: round(fraction * n)])
     if chosen.all() or not chosen.any():
         wanted = f"leave examples in both parts of {n}"
         raise ValueError(f"fraction must {wanted}, got {fraction}.")
-    other, one = divided({name: np.asarray(x) for name, x in arrays.items()}, chosen)
+    given = {name: np.asarray(x) for name, x in arrays.items()}
+    other, one = packed.divided(given, chosen)
     return one, other
 
 
@@ -165,22 +161,16 @@ def merge(
                 found = f"{prefix + client_id!r} in populations {first} and {p}"
                 found = f"{found}; give prefixes to tell them apart"
                 raise ValueError(f"client ids must be unique, got {found}.")
-    splits = {}
+    splits, given = {}, [data.splits for data in populations]
     for name in ("train", "test", "validation"):
-        there = {
-            p: d.splits[name] for p, d in enumerate(populations) if name in d.splits
-        }
+        there = {p: of[name] for p, of in enumerate(given) if name in of}
         if not there:
             continue
         filled = [p for p in there if there[p].num_examples] or list(there)[:1]
-        first, like = filled[0], there[filled[0]].examples
+        like, who = there[filled[0]].examples, f"{name} of population"
         for p in filled:
-            check_alike(
-                f"{name} of population {first}",
-                like,
-                f"{name} of population {p}",
-                there[p].examples,
-            )
+            this, that = f"{who} {filled[0]}", f"{who} {p}"
+            packed.check_alike(this, like, that, there[p].examples)
         sizes = [
             there[p].sizes if p in there else np.zeros(data.num_clients, np.int64)
             for p, data in enumerate(populations)
@@ -195,11 +185,9 @@ def merge(
 def _keys(stream: int, seed: int, client_ids: Sequence[str]) -> np.ndarray:
     """One number per client, [N] uint64, a function of seed, stream and client id."""
     check.seed(seed=seed)
-    names = [
-        hashlib.blake2b(i.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        for i in client_ids
-    ]
-    return hash64(seed, stream, np.frombuffer(b"".join(names), "<u8"))
+    names = (i.encode("utf-8", "surrogatepass") for i in client_ids)
+    hashes = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
+    return hash64(seed, stream, np.frombuffer(b"".join(hashes), "<u8"))
 
 
 def _share(fraction: float, sizes: np.ndarray) -> np.ndarray:
