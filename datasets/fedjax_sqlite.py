@@ -80,6 +80,7 @@ def stack_overflow(
 ) -> FederatedData:
     """As `tff.stack_overflow`, of stackoverflow_{train,held_out,test}.sqlite."""
     check.one_of(tff._SENTENCES, split=split)
+    check.positive_int(length=length)
     path = _find(folder, "stackoverflow", f"stackoverflow_{tff._SENTENCES[split]}")
     to_arrays = tff._sentences(folder, word_ids, length)
     return containers.one_split(path, iterate(path, to_arrays, clients, max_clients))

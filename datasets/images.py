@@ -189,9 +189,8 @@ def read_npz(
 
 def hold_out(keys: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Chooses test images, a share of those of every key [n], rounded: [n] bool."""
-    return tables.choose(
-        keys, fraction, np.random.default_rng(seed).permutation, keep=0
-    )
+    rng = np.random.default_rng(seed)
+    return tables.choose(keys, fraction, rng.permutation, keep=0)
 
 
 def find_npz(path: Path | str, names: Sequence[str]) -> Path | None:

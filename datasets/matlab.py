@@ -16,13 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core.data.readers import npz
-from fedjax_core.data.readers.files import (
-    DataFileError,
-    check_shape,
-    read_bytes,
-    shape_name,
-)
+from fedjax_core.data.readers import files, npz
+from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import tables
 
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15  # types of elements
@@ -75,7 +70,7 @@ def read_tasks(
         shapes = (None, num_features), (len(x), 1)
         for name, cell, shape in zip(cells, (x, y), shapes, strict=True):
             where = f"{name}{{{i + 1}}}"
-            check_shape(path, where, cell.shape, shape)
+            files.check_shape(path, where, cell.shape, shape)
             if not np.all(np.abs(cell) <= np.finfo(np.float32).max):  # or NaN
                 problem = "expected numbers without gaps that fit float32."
                 raise DataFileError(path, where, problem)
@@ -87,7 +82,7 @@ def _read_cells(
     path: Path | str, names: tuple[str, ...]
 ) -> dict[str, list[np.ndarray]]:
     """Name -> the matrices in the cells of that variable, 1 x n or n x 1."""
-    content = memoryview(read_bytes(path))
+    content = memoryview(files.read_bytes(path))
     version, order = bytes(content[124:126]), bytes(content[126:128])
     endian = {(b"\0\1", b"IM"): "<", (b"\1\0", b"MI"): ">"}.get((version, order))
     if endian is None:
@@ -112,10 +107,9 @@ def _read_cells(
                 continue
             where = f"variable {name!r}"
             _require(name not in found, "expected it once, found it again")
-            _require(
-                cls == _CELL and len(shape) == 2 and min(shape) == 1,
-                f"expected 1 x n cells, found class {cls}, shape {shape_name(shape)}",
-            )
+            is_row = cls == _CELL and len(shape) == 2 and min(shape) == 1
+            what = f"class {cls}, shape {files.shape_name(shape)}"
+            _require(is_row, f"expected 1 x n cells, found {what}")
             found[name] = []
             for kind, piece in rest:
                 where = f"{name}{{{len(found[name]) + 1}}}"
@@ -180,6 +174,6 @@ def _numbers(piece: memoryview, endian: str) -> np.ndarray:
     _require(
         min(shape, default=-1) >= 0
         and math.prod(shape) * dtype.itemsize == len(values),
-        f"expected {shape_name(shape)} of {dtype}, found {len(values)} bytes",
+        f"expected {files.shape_name(shape)} of {dtype}, found {len(values)} bytes",
     )
     return np.frombuffer(values, dtype).reshape(shape, order="F").astype(np.float64)

@@ -119,9 +119,8 @@ def load(
         x, labels = arrays[split]
         where, num_classes = f"array '{split}_labels'", 2 if several else info.classes
         # A column at a time, each a choice between absent and present.
-        columns = [
-            images.to_labels(file, where, c, len(x), num_classes) for c in labels.T
-        ]
+        size = len(x), num_classes
+        columns = [images.to_labels(file, where, c, *size) for c in labels.T]
         y = np.stack(columns, 1).astype(np.float32) if several else columns[0]
         return {"x": images.to_float(x), "y": y}
 

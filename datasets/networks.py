@@ -235,9 +235,8 @@ def related_tasks(
     def split(key):
         keys = jax.random.split(key, num_nodes)
         X, y = jax.vmap(linear_data, (0, None, 0, 0))(keys, most, W, variance**0.5)
-        return LinearNodes(
-            jnp.where(mask[..., None], X, 0), jnp.where(mask, y, 0), mask, W
-        )
+        X, y = jnp.where(mask[..., None], X, 0), jnp.where(mask, y, 0)
+        return LinearNodes(X, y, mask, W)
 
     return RelatedTasks(cluster.astype(jnp.int32), *map(split, splits))
 

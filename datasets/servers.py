@@ -46,10 +46,9 @@ def related_lines(
     """
     check.non_negative(noise_std=noise_std)
     server = _servers(num_servers, clients)
+    shape = len(server), num_clusters, num_features
     variance = noise_std**2, noise_std**2
-    tasks = related_tasks(
-        key, len(server), num_clusters, num_features, sizes, spread, variance
-    )
+    tasks = related_tasks(key, *shape, sizes, spread, variance)
     X, y, mask, truth = tasks.train
     return Clients(server, tasks.cluster, X, y, mask, truth)
 
@@ -101,10 +100,8 @@ def class_pairs(
     y = jnp.broadcast_to(label, shape).reshape(len(cluster), -1)
     held = _unit(test)[classes]
     labels = jnp.broadcast_to(label[None, :, None], held.shape[:3])
-    exam = (
-        held.reshape(len(groups), -1, held.shape[-1]),
-        labels.reshape(len(groups), -1),
-    )
+    held = held.reshape(len(groups), -1, held.shape[-1])
+    exam = held, labels.reshape(len(groups), -1)
     return Clients(server, cluster, X, y, jnp.repeat(mask, each, 1), test=exam)
 
 

@@ -155,6 +155,7 @@ def stack_overflow(
     frequent, by `read_word_ids`. `length` >= 1 is the words of an example.
     """
     check.one_of(_SENTENCES, split=split)
+    check.positive_int(length=length)
     path = _find(folder, "stackoverflow", "stackoverflow", _SENTENCES[split])
     to_arrays = _sentences(folder, word_ids, length)
     raw = iterate(path, split, to_arrays, clients, max_clients)
@@ -339,7 +340,6 @@ def _sentences(
     folder: Path | str, word_ids: Mapping[str, int] | None, length: int
 ) -> Callable[[Mapping[str, np.ndarray]], Arrays]:
     """`stack_overflow_examples` with these words, or else those of the folder."""
-    check.positive_int(length=length)
     ids = read_word_ids(folder) if word_ids is None else word_ids
     return functools.partial(stack_overflow_examples, word_ids=ids, length=length)
 

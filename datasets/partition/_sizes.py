@@ -150,18 +150,16 @@ def balancedness(
     check.positive(gamma=gamma)
     check.in_range(0, 1, gamma=gamma)
     by_class = classes_per_client is not None
-    pools, rng = common.prepare(
-        dataset, num_clients, seed, 8, label if by_class else None
-    )
+    of_label = label if by_class else None
+    pools, rng = common.prepare(dataset, num_clients, seed, 8, of_label)
     rho = geometric_shares(num_clients, gamma)
     if not by_class:
         return common.deal_sizes(pools, rho, rng)
 
     check.positive_int(classes_per_client=classes_per_client)
     left = pools.totals["train"].copy()
-    check.in_range(
-        1, int(np.count_nonzero(left)), classes_per_client=classes_per_client
-    )
+    most = int(np.count_nonzero(left))
+    check.in_range(1, most, classes_per_client=classes_per_client)
     sizes = common.round_shares(rho, left.sum(), rng.random())
     ties = rng.permutation(len(left))  # or equal classes would go in order of labels
     counts = np.zeros((len(left), num_clients), np.int64)

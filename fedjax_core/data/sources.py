@@ -108,9 +108,8 @@ def _grouped(
         order = np.argsort(first)
         values, index = values[order], np.argsort(order)[index]
     splits, ends = {}, np.cumsum([len(column) for column in together])[:-1]
-    for (split, examples), of_split in zip(
-        pooled.items(), np.split(index, ends), strict=True
-    ):
+    for split, of_split in zip(pooled, np.split(index, ends), strict=True):
+        examples = pooled[split]
         if np.any(np.diff(of_split) < 0):
             rows = np.argsort(of_split, kind="stable")
             examples = {name: a[rows] for name, a in examples.items()}

@@ -69,18 +69,16 @@ def split_examples(
       ValueError: a fraction is not in [0, 1], both together are not below 1, or the
         data already has a split that is asked for.
     """
-    check.in_range(
-        0, 1, test_fraction=test_fraction, validation_fraction=validation_fraction
-    )
+    wanted = {"test": test_fraction, "validation": validation_fraction}
+    check.in_range(0, 1, **{f"{name}_fraction": x for name, x in wanted.items()})
     if not 0 < test_fraction + validation_fraction < 1:
         given = f"{test_fraction} + {validation_fraction}"
         sums = "test_fraction + validation_fraction"
         raise ValueError(f"{sums} must be above 0 and below 1, got {given}.")
-    wanted = {"test": test_fraction, "validation": validation_fraction}
     for name, fraction in wanted.items():
         if fraction and name in data.splits:
-            wanted = f"0 for data that has a {name} split"
-            raise ValueError(f"{name}_fraction must be {wanted}, got {fraction}.")
+            rule = f"0 for data that has a {name} split"
+            raise ValueError(f"{name}_fraction must be {rule}, got {fraction}.")
     train, sizes = data.train, data.train.sizes
     keys = _keys(_EXAMPLES, seed, data.client_ids)
     client = np.repeat(np.arange(data.num_clients), sizes)

@@ -16,13 +16,8 @@ from typing import IO
 
 import numpy as np
 
-from fedjax_core.data.readers.files import (
-    DataFileError,
-    check_shape,
-    max_unpacked,
-    named,
-    shape_name,
-)
+from fedjax_core.data.readers import files
+from fedjax_core.data.readers.files import DataFileError, named
 
 Expected = tuple[type[np.generic], Sequence[int | None]]
 """A dtype or a kind of dtypes, and a shape, None for a dimension of any size."""
@@ -86,7 +81,7 @@ def read(
                 times = f"it {found} times among {', '.join(count):.200}"
                 raise DataFileError(path, f"array {name!r}", f"{name}.npy once", times)
             members[name] = archive.getinfo(f"{name}.npy")
-        limit = max_unpacked(size)
+        limit = files.max_unpacked(size)
         if sum(member.file_size for member in members.values()) > limit:
             sizes = {name: member.file_size for name, member in members.items()}
             most = f"at most {limit} bytes in a file of {size}"
@@ -124,11 +119,12 @@ def _read_array(
                     "with numpy.savez."
                 )
             raise DataFileError(path, where, problem)
-        check_shape(path, where, sizes, shape, least=0 if expected is None else 1)
+        files.check_shape(path, where, sizes, shape, least=0 if expected is None else 1)
         num_bytes = math.prod(sizes) * stored.itemsize
         if (found := member.file_size - file.tell()) != num_bytes:
-            problem = f"{stored} {shape_name(sizes)} takes {num_bytes} bytes, found"
-            raise DataFileError(path, where, f"{problem} {found}.")
+            what = f"{stored} {files.shape_name(sizes)}"
+            problem = f"{what} takes {num_bytes} bytes, found {found}."
+            raise DataFileError(path, where, problem)
         content = file.read()  # to the end, where the checksum is compared
         if len(content) != num_bytes:
             raise EOFError(f"expected {num_bytes} bytes, found {len(content)}")
