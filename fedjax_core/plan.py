@@ -17,6 +17,7 @@ from fedjax_core.random import hash64, mix64
 from fedjax_core.types import Cohort, Execution, LocalWork, Queue
 
 _BATCH_STREAM = 0xBA7C
+_LAPS = 64  # that are dealt by what devices have to do
 
 
 def pow2(n: int | float) -> int:
@@ -96,10 +97,12 @@ class Draft:
         self._deal()
 
     def _deal(self) -> None:
-        """Sorts clients longest first and deals blocks to devices back and forth.
+        """Sorts clients longest first and deals blocks to devices, a lap at a time.
 
-        Sorted, a block's clients are of similar length, and dealing 0, 1, 1, 0, ...
-        balances steps to within one client while block counts differ by at most one.
+        Sorted, a block's clients are of similar length. In a lap every device gets one
+        block, and the longest goes where the fewest steps are: block counts differ by
+        at most one and steps by one client. Later laps are too short to matter and go
+        0, 1, 1, 0, ..., without a loop.
         """
         devices, block = self.execution.num_devices, self.execution.block_size
         # Ties go by id, so that the order of the drawn ids can't matter.
@@ -109,6 +112,13 @@ class Draft:
         lap, turn = np.divmod(group, devices)
         self.order = order  # [c'] slots that have work, in queue order
         self.device = np.where(lap % 2 == 0, turn, devices - 1 - turn)
+        longest, load = self.steps[order[::block]], np.zeros(devices)
+        for first in range(0, min(len(longest), _LAPS * devices), devices):
+            steps = longest[first : first + devices]
+            to = np.argsort(load, kind="stable")[: len(steps)]
+            load[to] += steps
+            at = slice(first * block, (first + devices) * block)
+            self.device[at] = to[turn[at]]
         self.block, self.lane = lap, np.arange(len(order)) % block
         # Rows, and examples where they are shipped, follow each other in queue order.
         self.row_start, self.device_rows = self._pack(self.steps[order])
