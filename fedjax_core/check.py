@@ -101,23 +101,26 @@ def each_in_range(low: float, high: float, **arrays: Any) -> None:
             raise ValueError(f"{name} must be in [{low}, {high}], got {wrong[0]}.")
 
 
-def _int(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r}.")
+def _ints(values: dict[str, Any], low: int, high: float, rule: str) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an int, got {value!r}.")
+        _require(name, value, low <= value < high, rule)
 
 
 def positive_int(**values: Any) -> None:
     """Raises TypeError unless every value is an int, ValueError unless it is >= 1."""
-    for name, value in values.items():
-        _int(name, value)
-        _require(name, value, value >= 1, ">= 1")
+    _ints(values, 1, math.inf, ">= 1")
+
+
+def non_negative_int(**values: Any) -> None:
+    """Raises TypeError unless every value is an int, ValueError unless it is >= 0."""
+    _ints(values, 0, math.inf, ">= 0")
 
 
 def seed(**values: Any) -> None:
     """Raises TypeError unless every value is an int, ValueError unless 0 to 2**63-1."""
-    for name, value in values.items():
-        _int(name, value)
-        _require(name, value, 0 <= value < 2**63, ">= 0 and < 2**63")
+    _ints(values, 0, 2**63, ">= 0 and < 2**63")
 
 
 def one_of(allowed: Collection[Any], **values: Any) -> None:
