@@ -68,10 +68,14 @@ def split_seeds(tree: PyTree, at_once: int) -> list[PyTree]:
 
 
 def joined_seeds(parts: list[PyTree]) -> PyTree:
-    """What `split_seeds` cut."""
+    """What `split_seeds` cut, arrays of NumPy's as such."""
     if len(parts) == 1:
         return parts[0]
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+
+    def join(*xs: Any) -> Any:
+        return (np if isinstance(xs[0], np.ndarray) else jnp).concatenate(xs)
+
+    return jax.tree.map(join, *parts)
 
 
 def gathered(

@@ -17,8 +17,9 @@ from typing import Any
 import jax
 
 from fedjax_core.data.packed import FederatedData
-from fedjax_core.driver import Bar, Cell, NonFiniteUpdateError, drive_cells
+from fedjax_core.driver import Cell, NonFiniteUpdateError, drive_cells
 from fedjax_core.models.model import Model
+from fedjax_core.progress import Part
 from fedjax_core.result import Result
 from fedjax_core.rounds import seeds_at_once
 from fedjax_core.run_dir import SavedRun
@@ -80,7 +81,7 @@ def sweep(
     checkpoint_every: int | None = None,
     strict: bool = False,
     record: Any = None,
-    bar: Callable[[Sequence[int]], bool | Bar] = lambda which: False,
+    bar: Callable[[Sequence[int]], bool | Part] = lambda which: False,
     seeds_axis: str = "auto",
     states: bool = True,
     **options: Any,
