@@ -57,9 +57,7 @@ def non_negative(**values: Any) -> None:
 def each_non_negative(of: str, **arrays: Any) -> None:
     """Raises ValueError unless every entry is finite and >= 0; names the first.
 
-    Args:
-      of: what an entry belongs to, as "node".
-      **arrays: by name; traced ones are not looked at.
+    What an entry is of, as "node", is named, too. Traced arrays are not looked at.
     """
     for name, array in arrays.items():
         if _is_traced(array):

@@ -55,11 +55,11 @@ def client_mesh(devices: Sequence[Any] | None = None) -> jax.sharding.Mesh | Non
 
 
 def ship(tree: PyTree, mesh: jax.sharding.Mesh | None, spec: Any = None) -> PyTree:
-    """Puts host arrays on the devices.
+    """Puts host arrays on the devices of a mesh, or on the default device.
 
     Args:
       tree: NumPy arrays.
-      mesh: where to, or None for the default device.
+      mesh: where to.
       spec: a `PartitionSpec`, or a pytree of them that is a prefix of `tree`; None
         copies everything to every device.
 
@@ -96,18 +96,13 @@ def ship_cohort(
 ) -> Cohort:
     """Puts a planned cohort on the devices, each device's queue on that device.
 
-    Args:
-      cohort: NumPy arrays, as `plan.Draft.build` makes them.
-      mesh: where to, or None for the default device.
-      lead: axes in front of every array, over rounds and seeds.
+    `lead` axes stand in front of every array, over rounds and seeds.
     """
     mine: Any = Spec(*[None] * lead, "clients")
-    spec: Any = jax.tree.map(lambda _: Spec(), cohort)
-    examples = cohort.examples
-    if examples is not None:
-        whole = Spec() if not cohort.sharded_examples else mine
-        examples = dict.fromkeys(examples, whole)
+    whole = mine if cohort.sharded_examples else Spec()
     spec = dataclasses.replace(
-        spec, queue=Queue(mine, mine, mine, mine), examples=examples
+        jax.tree.map(lambda _: Spec(), cohort),
+        queue=Queue(mine, mine, mine, mine),
+        examples=cohort.examples and dict.fromkeys(cohort.examples, whole),
     )
     return ship(cohort, mesh, spec)

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_core import check, processes
 from fedjax_core.history import History
 from fedjax_core.interrupt import HeldInterrupt
-from fedjax_core.progress import Part, RoundsBar
+from fedjax_core.progress import RoundsBar
 from fedjax_core.record import to_json
 from fedjax_core.result import Result
 from fedjax_core.rounds import joined_seeds
@@ -61,14 +61,11 @@ class Report(NamedTuple):
 class Machine(Protocol):
     """What runs rounds: cohorts of clients, or steps of a network."""
 
+    execution: Any  # how rounds run
+
     @property
     def state(self) -> Any:
         """The state after the last round, leaves ``[S, ...]``."""
-        ...
-
-    @property
-    def execution(self) -> Any:
-        """How rounds run."""
         ...
 
     @property
@@ -147,7 +144,7 @@ def drive_cells(
     checkpoint_every: int | None,
     resume: bool,
     callbacks: Sequence[Callable[[Report], bool | None]] = (),
-    progress: bool | Part = False,
+    progress: bool | RoundsBar = False,
     client_ids: tuple[str, ...] = (),
     strict: bool = False,
     broken: str = "the state is not finite",

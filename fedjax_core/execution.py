@@ -120,12 +120,9 @@ def choose_execution(
 def choose_client_store(state: PyTree, mesh: jax.sharding.Mesh | None) -> str:
     """Where `simulate` keeps the rows of clients unless it is told.
 
-    Devices each hold a copy of all rows. On CPU that is memory and time for nothing
-    once there is more than `_WORTH_SHARING`; on an accelerator it may not fit.
-
-    Args:
-      state: shapes of all seeds' states, with rows of all clients.
-      mesh: the devices that run clients.
+    Devices of the mesh each hold a copy of all rows in `state`, shapes of all seeds. On
+    CPU that is memory and time for nothing once there is more than `_WORTH_SHARING`; on
+    an accelerator it may not fit.
     """
     rows = num_bytes(getattr(state, "clients", ()))
     if jax.default_backend() != "cpu":
@@ -143,16 +140,12 @@ def _typical_cohort(steps: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cheapest_block(steps: np.ndarray, most: int, operations: float) -> int:
-    """The number of clients side by side that runs a cohort in the least time.
+    """The number of clients side by side, at most `most`, that costs a cohort least.
 
-    A block takes as many steps as its longest client, and a step of L clients costs
-    what L clients cost and the launches, worth `_LAUNCHES / operations` clients more.
-    Large blocks share the launches, small ones wait less for the longest client.
-
-    Args:
-      steps: ``[n]`` step counts, decreasing.
-      most: the largest block that fits into memory.
-      operations: of one client's step.
+    Steps ``[n]`` decrease. A block takes as many as its longest client, and a step of L
+    clients costs what L clients cost, each so many `operations`, and the launches,
+    worth `_LAUNCHES / operations` clients more. Large blocks share the launches, small
+    ones wait less for the longest client.
     """
     n = len(steps)
     most = min(most, n)

@@ -40,15 +40,12 @@ _FAILURES = 0x6661_696C  # "fail"
 
 
 def generator(seed: int, round: int, stream: int = _STREAM) -> np.random.Generator:
-    """Returns the generator that draws the cohort of one round.
+    """Returns a fresh Philox generator that draws the cohort of one round.
 
     Args:
       seed: the experiment's seed, an int >= 0 of any size.
       round: the number of the round, an int >= 0 of any size.
       stream: what else is drawn with the same seed and round has another one.
-
-    Returns:
-      A fresh Philox generator keyed by (seed, stream, round).
 
     Raises:
       TypeError, ValueError: if `seed` or `round` is not an int, or negative.

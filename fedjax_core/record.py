@@ -22,13 +22,9 @@ def to_json(value: Any, where: str = "config") -> Any:
     their fields, or by what `pickle` would save. Functions and classes are taken at
     their qualified name.
 
-    Args:
-      value: anything.
-      where: what the error calls it.
-
     Raises:
       TypeError: a part has no value (a generator, a lock, an open file), or contains
-        itself; the message says which.
+        itself; the message says which, below `where`.
     """
     try:
         return _to_json(value, where)

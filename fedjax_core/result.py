@@ -230,14 +230,7 @@ def plot(
 ) -> Any:
     """Draws metrics of several results into one figure, a panel for every metric.
 
-    Args:
-      results: by what the legend calls them.
-      names: of metrics.
-      over: as in `Result.plot`, as is `path`.
-      path: see there.
-
-    Returns:
-      The matplotlib `Figure`.
+    The legend has the keys of `results`; the rest is as in `Result.plot`.
     """
     from matplotlib.figure import Figure
 

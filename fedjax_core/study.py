@@ -214,29 +214,17 @@ class Trial(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A cell of the study and how it ended.
-
-    Attributes:
-      method: its name.
-      setting: its name.
-      config: hyper-parameters that ran.
-      metric: name in `result`, as "test_accuracy".
-      result: without its state, which is in its run directory; None where it failed.
-      error: why it failed or how far it is, or nothing.
-      trials: the grid.
-      taken: the point of the grid that `config` is.
-      finished: whether it has come to its end or failed.
-    """
+    """A cell of the study and how it ended."""
 
     method: str
     setting: str
-    config: Any
-    metric: str
-    result: Result | None
-    error: str
-    trials: tuple[Trial, ...] = ()
-    taken: str = ""
-    finished: bool = True
+    config: Any  # hyper-parameters that ran
+    metric: str  # its name in `result`, as "test_accuracy"
+    result: Result | None  # its state is in its run directory; None where it failed
+    error: str  # why it failed or how far it is, or nothing
+    trials: tuple[Trial, ...] = ()  # the grid
+    taken: str = ""  # the point of the grid that `config` is
+    finished: bool = True  # whether it has come to its end or failed
 
     @property
     def values(self) -> np.ndarray:
@@ -258,19 +246,12 @@ class Row(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a study has measured; `fedjax_core.study_report` shows it.
-
-    Attributes:
-      study: what was asked.
-      out: its folder.
-      rows: its cells.
-      made: data, settings and versions behind them, as JSON.
-    """
+    """What a study has measured; `fedjax_core.study_report` shows it."""
 
     study: Design
-    out: Path
+    out: Path  # its folder
     rows: list[Row]
-    made: Mapping[str, Any]
+    made: Mapping[str, Any]  # data, settings and versions behind them, as JSON
 
     def row(self, method: str, setting: str) -> Row:
         """The cell of that name."""
@@ -288,14 +269,9 @@ class _Job(NamedTuple):
 
 
 def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outcome:
-    """Runs what is not there yet of a study, and reads what is.
+    """Runs what is not there yet of a study in its folder `out`, and reads what is.
 
     A cell that fails is a row with its error, and is tried again by the next call.
-
-    Args:
-      study: what to run.
-      out: its folder, new or of the same study.
-      progress: whether to show a bar.
 
     Raises:
       KeyboardInterrupt: with a message that says how to go on. Runs are kept up to

@@ -21,23 +21,14 @@ _EXACT = 16  # seeds whose signs are flipped in every way
 
 
 class Ordering(NamedTuple):
-    """A claimed ordering and what the seeds say.
+    """A claimed ordering and what the seeds say."""
 
-    Attributes:
-      better: method that is claimed to be better.
-      worse: the other one.
-      setting: where.
-      difference: by how much it is, mean over seeds; NaN where a cell failed.
-      p: of no difference against the claim, one-sided.
-      verdict: "held", "not held" where the opposite is significant, or "undecided".
-    """
-
-    better: str
+    better: str  # the method that is claimed to be
     worse: str
     setting: str
-    difference: float
-    p: float
-    verdict: str
+    difference: float  # by how much it is, mean over seeds; NaN where a cell failed
+    p: float  # of no difference against the claim, one-sided
+    verdict: str  # "held", "not held" where the opposite is significant, "undecided"
 
 
 class Table(NamedTuple):
@@ -76,11 +67,8 @@ def sign_flip(differences: np.ndarray) -> float:
 def verdict_of(differences: np.ndarray, level: float = 0.05) -> str:
     """Whether an ordering is "held", "not held" or "undecided", by `sign_flip`.
 
-    "not held" where the opposite is significant.
-
-    Args:
-      differences: by how much the better one is better, ``[S]``, by seeds.
-      level: of `sign_flip`, in each direction.
+    "not held" where the opposite is significant; `level` is that of either direction,
+    and the differences ``[S]`` are by how much the better one is better, by seeds.
     """
     d = np.asarray(differences)
     if sign_flip(d) <= level:
@@ -287,9 +275,7 @@ def _axes() -> tuple[Any, Any]:
 def write(outcome: Outcome, more: Sequence[Table] = ()) -> Path:
     """Writes table.csv, table.md, figures/ and report.html; returns the last one.
 
-    Args:
-      outcome: to be shown.
-      more: tables that the page begins with, also in more.csv, a line for each cell.
+    The page begins with `more` tables, also in more.csv, a line for each cell.
     """
     out, lines = outcome.out, records(outcome)
     page = out / "report.html"
