@@ -97,12 +97,10 @@ def choose_execution(
     params = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, model.init(jax.random.key(0)))
     )
-    mesh = client_mesh()
+    mesh, parameters = client_mesh(), num_parameters(params)
     if jax.default_backend() == "cpu":
-        work_per_round = round_operations(
-            train, work, num_parameters(params), cohort_size
-        )
-        small = work_per_round < _WORTH_SPLITTING and jax.process_count() == 1
+        operations = round_operations(train, work, parameters, cohort_size)
+        small = operations < _WORTH_SPLITTING and jax.process_count() == 1
         return Execution(mesh=None if small else mesh)
     stats = jax.local_devices()[0].memory_stats() or {}
     free = stats.get("bytes_limit", 2**33) - stats.get("bytes_in_use", 0)
@@ -111,9 +109,8 @@ def choose_execution(
     fit = processes.least(max(free - population, free // 4) / 2 / (need * runs))
     share = max(1, math.ceil(cohort_size / jax.device_count()))
     steps = _typical_cohort(num_steps(train.sizes, work), share)
-    block = _cheapest_block(
-        steps, int(max(fit, 1)), 6.0 * work.batch_size * num_parameters(params)
-    )
+    operations = 6.0 * work.batch_size * parameters
+    block = _cheapest_block(steps, int(max(fit, 1)), operations)
     return Execution(block_size=block, mesh=mesh)
 
 

@@ -4,8 +4,9 @@ Both kinds make the same cohorts.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -185,14 +186,13 @@ class Prefetch:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
 
     def __iter__(self) -> Iterator[Chunk]:
-        ahead: Future | None = None
+        asked = (
+            self._pool.submit(self._feed.chunk, *span, self._usual)
+            for span in self._spans
+        )
         try:
-            for i in range(len(self._spans)):
-                now = ahead or self._submit(i)
-                ahead = self._submit(i + 1) if i + 1 < len(self._spans) else None
+            for now, _ahead in itertools.pairwise(itertools.chain(asked, [None])):
+                assert now is not None
                 yield now.result()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _submit(self, i: int) -> Future:
-        return self._pool.submit(self._feed.chunk, *self._spans[i], self._usual)

@@ -124,10 +124,9 @@ class Draft:
         """For each device, the examples of its clients in the order it holds them."""
         out = []
         for d in range(self.execution.num_devices):
-            ids = self.client_ids[self.order[self.device == d]]
-            sizes = self.offsets[ids + 1] - self.offsets[ids]
-            starts = np.repeat(self.offsets[ids] - (np.cumsum(sizes) - sizes), sizes)
-            out.append(starts + np.arange(sizes.sum()))
+            slots = self.order[self.device == d]
+            group, rank = _members(self.sizes[slots])
+            out.append(self.offsets[self.client_ids[slots]][group] + rank)
         return out
 
     def _visits(self, local: bool, row_capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -140,12 +139,9 @@ class Draft:
         per_epoch = self.work.steps_per_epoch(self.sizes[slots])
         steps = self.steps[slots]
         epochs = -(-steps // np.maximum(per_epoch, 1))
-        # One walk = one client in one epoch.
-        client = np.repeat(np.arange(len(slots)), epochs)
-        epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+        client, epoch = _members(epochs)  # a walk is one client in one epoch
         length = self.sizes[slots][client]
-        walk = np.repeat(np.arange(len(client)), length)
-        rank = np.arange(len(walk)) - np.repeat(np.cumsum(length) - length, length)
+        walk, rank = _members(length)
         start = self.offsets[self.client_ids[slots]][client]
         example = start[walk] + rank
         # An epoch's order sorts by a hash of who the example is, so it depends neither
@@ -211,6 +207,12 @@ class Draft:
             execution=self.execution,
             sharded_state=sharded_state,
         )
+
+
+def _members(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the members of groups so large, one after the other: group, place in it."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _check_ids(ids: np.ndarray, num_clients: int) -> None:

@@ -30,8 +30,6 @@ class RoundsBar:
     """
 
     def __init__(self, start: int, rounds: int, enabled: bool, what: str = "rounds"):
-        # Results may be piped from stdout, whose encoding may lack the bar's signs.
-        console = Console(stderr=True, force_jupyter=False)
         enabled = enabled and processes.is_first()
         self._cell = _Cell() if enabled and Console().is_jupyter else None
         self._bar = Progress(
@@ -41,7 +39,8 @@ class RoundsBar:
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[metrics]}"),
-            console=console,
+            # Results may be piped from stdout, whose encoding may lack the bar's signs.
+            console=Console(stderr=True, force_jupyter=False),
             auto_refresh=False,  # a thread's error could not be caught here
             disable=not enabled or self._cell is not None,
         )

@@ -248,10 +248,8 @@ class Cohorts:
             new = model.init(key) if params is None else params
             return jax.tree.map(jnp.asarray, new)
 
-        init = functools.partial(
-            compile_init, self._build, init_params, data.num_clients, execution.mesh
-        )
-        self._init, self._init_two_rows = init(), init(rows=2)
+        how = self._build, init_params, data.num_clients, execution.mesh
+        self._init, self._init_two_rows = compile_init(*how), compile_init(*how, rows=2)
         self._feed = (HostFeed if self._on_host else ResidentFeed)(
             train=data.train,
             work=algorithm.work,
@@ -265,12 +263,9 @@ class Cohorts:
         given = {}
         if self._given is not None:
             given["params"] = checksum(jax.tree.map(jnp.asarray, self._given))
+        named = ("name", "config", "parts")
         return given | {
-            "algorithm": {
-                "name": algorithm.name,
-                "config": algorithm.config,
-                "parts": algorithm.parts,
-            },
+            "algorithm": {name: getattr(algorithm, name) for name in named},
             "participation": self._participation,
             "eval_splits": self._eval_splits,
             "client_summaries": tuple(self._client_summaries),
@@ -406,10 +401,9 @@ class Cohorts:
         timed, num_clients = self._feed.participation, self._data.num_clients
         if not isinstance(timed, Timed):
             return {}
-        rounds = range(chunk.first, chunk.first + len(chunk.client_ids))
         seconds = [
             [timed.round_seconds(seed, round, num_clients) for seed in self.seeds]
-            for round in rounds
+            for round, _ in enumerate(chunk.client_ids, chunk.first)
         ]
         configs = len(self._states) * self._at_once // len(self.seeds)
         return {"virtual_seconds": np.tile(seconds, configs)}
@@ -436,8 +430,7 @@ class Cohorts:
     @functools.cached_property
     def _served(self) -> Callable[[dict[str, jax.Array], Any], Params]:
         def one(run):
-            numbers, state = run
-            return self._build(numbers).model(state)
+            return self._build(run[0]).model(run[1])
 
         return jax.jit(lambda numbers, state: lax.map(one, (numbers, state)))
 
@@ -455,10 +448,9 @@ class Cohorts:
     @functools.cached_property
     def _evaluate_own(self) -> Callable:
         def own_models(run, row):
-            numbers, state = run
-            of_client = self._build(numbers).own_models
+            of_client = self._build(run[0]).own_models
             assert of_client is not None
-            return of_client(state, row)
+            return of_client(run[1], row)
 
         return compile_own_evaluation(
             own_models,

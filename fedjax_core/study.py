@@ -187,8 +187,8 @@ class Study(Design):
             check.one_of(list(self.methods), claims=better)
             check.one_of(list(self.methods), claims=worse)
             check.one_of(list(self.settings), claims=setting)
+        tuned = [m for m, method in self.methods.items() if method.grid]
         for name, setting in self.settings.items():
-            tuned = [m for m, method in self.methods.items() if method.grid]
             if tuned and "validation" not in setting.data.splits:
                 raise ValueError(
                     f"the data of setting {name!r} must have a validation split to "
@@ -281,7 +281,16 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
     if not command.exists(out):
         command.write(out, command.of_program())
     rows = [_row(study, m, s) for s in study.settings for m in study.methods]
-    outcome = _noted(Outcome(study, out, rows, _made(study)), rows)
+    settings = {
+        name: {
+            "data": fingerprint(setting.data),
+            "rounds": setting.rounds,
+            "options": to_json(dict(setting.options)),
+        }
+        for name, setting in study.settings.items()
+    }
+    made = {"versions": versions(), "settings": settings}
+    outcome = _noted(Outcome(study, out, rows, made), rows)
     points = [
         _Job(out / "tuning" / s / m / point, m, s, config)
         for m, s, *_ in rows
@@ -290,7 +299,7 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
     with CellsBar(len(points) + len(rows), progress) as bar:
         try:
             tried = _run(study, points, ("validation",), study.tuning_seeds, bar)
-            grids = list(zip(points, tried, strict=True))
+            grids = [(job, tried[job.path]) for job in points]
             rows = [_tuned(study, row, grids) for row in rows]
             _noted(outcome, rows)
             jobs = [
@@ -304,7 +313,7 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
                 f"stopped with {bar.finished} of {bar.cells} runs done; the same call "
                 f"goes on from there."
             ) from None
-    found = {job[1:3]: end for job, end in zip(jobs, ends, strict=True)}
+    found = {job[1:3]: ends[job.path] for job in jobs}
     rows = [_ended(row, found[row[:2]]) if row[:2] in found else row for row in rows]
     return _noted(outcome, rows)
 
@@ -359,22 +368,22 @@ def _run(
     splits: Sequence[str],
     seeds: Sequence[int],
     bar: CellsBar,
-) -> list[Result | Exception]:
-    """The results of jobs, or why they failed."""
-    ends: dict[int, Result | Exception] = {}
+) -> dict[Path, Result | Exception]:
+    """The results of jobs, or why they failed, by their paths."""
+    ends: dict[Path, Result | Exception] = {}
     for group in _groups(study, jobs):
-        setting = study.settings[jobs[group[0]].setting]
-        method = study.methods[jobs[group[0]].method]
+        paths, first = [job.path for job in group], group[0]
+        method, setting = study.methods[first.method], study.settings[first.setting]
         try:
             found = sweep(
                 lambda config: method.make(config, setting.model.loss),  # noqa: B023
-                [jobs[i].config for i in group],
+                [job.config for job in group],
                 setting.data,
                 setting.model,
                 rounds=setting.rounds,
                 seeds=seeds,
                 eval_splits=tuple(splits),
-                run_dirs=[jobs[i].path for i in group],
+                run_dirs=paths,
                 resume=True,
                 states=False,  # those of all cells may not fit into memory
                 bar=lambda which: bar.part(len(which), setting.rounds),  # noqa: B023
@@ -385,25 +394,25 @@ def _run(
                 raise  # the others may be without it, and wait
             found = [error] * len(group)
         bar.add(len(group))
-        ends |= zip(group, found, strict=True)
-    return [ends[i] for i in range(len(jobs))]
+        ends |= zip(paths, found, strict=True)
+    return ends
 
 
-def _groups(study: Study, jobs: Sequence[_Job]) -> list[list[int]]:
-    """Jobs, by their places, that one program can run."""
-    groups: list[list[int]] = []
-    for i, job in enumerate(jobs):
+def _groups(study: Study, jobs: Sequence[_Job]) -> list[list[_Job]]:
+    """Jobs that one program can run."""
+    groups: list[list[_Job]] = []
+    for job in jobs:
         for group in groups:
-            first = jobs[group[0]]
+            first = group[0]
             if (
                 job.setting == first.setting
                 and study.methods[job.method].make == study.methods[first.method].make
                 and same_but_numbers(job.config, first.config)
             ):
-                group.append(i)
+                group.append(job)
                 break
         else:
-            groups.append([i])
+            groups.append([job])
     return groups
 
 
@@ -421,7 +430,7 @@ def _tuned(
 ) -> Row:
     """With the config that is best on validation data, and with its grid."""
     metric = row.metric.replace("test_", "validation_", 1)
-    mine = [(j, end) for j, end in grids if (j.method, j.setting) == row[:2]]
+    mine = [(job, end) for job, end in grids if job[1:3] == row[:2]]
     if not mine:
         return row
     trials = [Trial(job.path.name, *_score(end, metric)) for job, end in mine]
@@ -452,20 +461,6 @@ def _ended(row: Row, end: Result | Exception | str) -> Row:
     error = _score(end, row.metric)[1]
     result = end if isinstance(end, Result) and not error else None
     return row._replace(result=result, error=error, finished=True)
-
-
-def _made(study: Study) -> dict[str, Any]:
-    return {
-        "versions": versions(),
-        "settings": {
-            name: {
-                "data": fingerprint(setting.data),
-                "rounds": setting.rounds,
-                "options": to_json(dict(setting.options)),
-            }
-            for name, setting in study.settings.items()
-        },
-    }
 
 
 def _noted(outcome: Outcome, rows: list[Row]) -> Outcome:

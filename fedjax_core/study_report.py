@@ -336,7 +336,11 @@ def _page(
             for name, png in mine
         ]
         parts += [f'<div class="figures">{"".join(images)}</div>'] if images else []
-    made = json.dumps(_command(outcome.out) | summary(outcome), indent=2)
+    typed = {}  # and all settings that it came to
+    if command.exists(outcome.out):
+        came = command.read(outcome.out)
+        typed = {"command": came.command, "options": came.options}
+    made = json.dumps(typed | summary(outcome), indent=2)
     parts += [
         "<details><summary>How it was made</summary>",
         f"<pre>{html.escape(made)}</pre></details>",
@@ -350,14 +354,6 @@ def _page(
         + "\n".join(parts)
         + "</body></html>\n"
     )
-
-
-def _command(out: Path) -> dict[str, Any]:
-    """What was typed, and all settings that it came to."""
-    if not command.exists(out):
-        return {}
-    made = command.read(out)
-    return {"command": made.command, "options": made.options}
 
 
 def _html_table(table: Table) -> str:

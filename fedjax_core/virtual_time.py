@@ -117,8 +117,7 @@ class Synchronous(Timed):
 
     def __post_init__(self):
         check.instance(Participation, participation=self.participation)
-        object.__setattr__(self, "seconds", _seconds(self.seconds))
-        check.non_negative(jitter=self.jitter)
+        _check_seconds(self)
         if self.wait_for is not None:
             check.positive_int(wait_for=self.wait_for)
 
@@ -186,14 +185,12 @@ class Asynchronous(Timed):
 
     def __post_init__(self):
         check.positive_int(concurrency=self.concurrency, buffer_size=self.buffer_size)
-        check.non_negative(jitter=self.jitter)
-        seconds = _seconds(self.seconds)
-        object.__setattr__(self, "seconds", seconds)
-        most = len(seconds) - self.buffer_size + 1
+        num_clients = _check_seconds(self)
+        most = num_clients - self.buffer_size + 1
         if self.concurrency > most:
             raise ValueError(
                 f"concurrency must be <= {most}, so that somebody is idle while "
-                f"{self.buffer_size - 1} of {len(seconds)} clients wait in the buffer, "
+                f"{self.buffer_size - 1} of {num_clients} clients wait in the buffer, "
                 f"got {self.concurrency}."
             )
 
@@ -269,8 +266,11 @@ def _turns(
     return mean * np.exp(of.jitter * _normal(seed, _TURN, turn, ids))
 
 
-def _seconds(values: npt.ArrayLike) -> np.ndarray:
-    seconds = numbers("seconds", values)
+def _check_seconds(of: Synchronous | Asynchronous) -> int:
+    """Keeps a copy of how long turns take; returns of how many clients."""
+    seconds = numbers("seconds", of.seconds)
     if not (seconds > 0).all():
         raise ValueError(f"seconds must be > 0, got {seconds.min()}.")
-    return seconds
+    check.non_negative(jitter=of.jitter)
+    object.__setattr__(of, "seconds", seconds)
+    return len(seconds)
