@@ -69,26 +69,18 @@ def ship(tree: PyTree, mesh: jax.sharding.Mesh | None, spec: Any = None) -> PyTr
     """
     if mesh is None:
         return jax.device_put(tree)
-    spec = Spec() if spec is None else spec
     sharding = jax.tree.map(
-        lambda s: jax.sharding.NamedSharding(mesh, s),
-        spec,
-        is_leaf=lambda s: isinstance(s, Spec),
+        lambda s: jax.sharding.NamedSharding(mesh, s), Spec() if spec is None else spec
     )
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
 
-    def put(where, subtree):
-        return jax.tree.map(
-            lambda x: jax.make_array_from_callback(
-                np.shape(x), where, lambda index: np.asarray(x)[index]
-            ),
-            subtree,
+    def put(where: jax.sharding.Sharding, x: Any) -> jax.Array:
+        return jax.make_array_from_callback(
+            np.shape(x), where, lambda index: np.asarray(x)[index]
         )
 
-    return jax.tree.map(
-        put, sharding, tree, is_leaf=lambda s: isinstance(s, jax.sharding.Sharding)
-    )
+    return jax.tree.map(put, jax.tree.broadcast(sharding, tree), tree)
 
 
 def ship_cohort(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import processes
+from fedjax_core import check, processes
 from fedjax_core.types import Params
 
 
@@ -151,11 +151,7 @@ class Result:
           at_most: the goal from above.
           over: what is counted until then, as in `series`; by default rounds.
         """
-        if (at_least is None) == (at_most is None):
-            raise ValueError(
-                f"exactly one of at_least and at_most must be given, got "
-                f"at_least={at_least!r} and at_most={at_most!r}."
-            )
+        check.one_given(at_least=at_least, at_most=at_most)
         spent, values = self.series(name, over=over)
         there = values >= at_least if at_most is None else values <= at_most
         when = np.broadcast_to(spent, values.shape)

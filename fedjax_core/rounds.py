@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_core import random
+from fedjax_core.arrays import numpy_of
 from fedjax_core.devices import Spec
 from fedjax_core.feed import Chunk
 from fedjax_core.loop import loop
@@ -71,11 +72,7 @@ def joined_seeds(parts: list[PyTree]) -> PyTree:
     """What `split_seeds` cut, arrays of NumPy's as such."""
     if len(parts) == 1:
         return parts[0]
-
-    def join(*xs: Any) -> Any:
-        return (np if isinstance(xs[0], np.ndarray) else jnp).concatenate(xs)
-
-    return jax.tree.map(join, *parts)
+    return jax.tree.map(lambda *xs: numpy_of(xs[0]).concatenate(xs), *parts)
 
 
 def gathered(

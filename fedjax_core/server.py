@@ -42,14 +42,10 @@ def init(optimizer: optax.GradientTransformation, params: Params) -> PyTree:
     Raises:
       TypeError: the optimiser asks for more than the mean delta.
     """
-
-    def widen(p: jax.Array) -> jax.Array:
-        return p.astype(jnp.promote_types(p.dtype, jnp.float32))
-
-    wide = jax.tree.map(widen, trained(params))
-    state = optimizer.init(wide)
+    weights = jax.tree.map(wide, trained(params))
+    state = optimizer.init(weights)
     try:
-        jax.eval_shape(optimizer.update, wide, state, wide)
+        jax.eval_shape(optimizer.update, weights, state, weights)
     except TypeError as error:
         if "keyword" not in str(error):
             raise

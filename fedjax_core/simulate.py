@@ -219,11 +219,7 @@ class Cohorts:
         check_trainable(data.train, algorithm.work)
         check_ids(model.ids, data)
         algorithm.needs(model, data)
-        if (cohort_size is None) == (participation is None):
-            raise ValueError(
-                "exactly one of cohort_size and participation must be given, got "
-                f"cohort_size={cohort_size!r} and participation={participation!r}."
-            )
+        check.one_given(cohort_size=cohort_size, participation=participation)
         participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
         check.instance(Participation, participation=participation)
         participation.max_cohort_size(data.num_clients)  # raises if it is impossible

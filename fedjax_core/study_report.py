@@ -149,38 +149,36 @@ def tables(outcome: Outcome) -> list[Table]:
         kept = [True, True, study.show_best, *[bool(study.printed)] * 2, True]
         header, *rows = (tuple(itertools.compress(x, kept)) for x in [header, *rows])
         shown.append(Table(setting, header, rows))
-    if study.claims:
-        rows = [
-            (f"{o.better} > {o.worse}", o.setting, _number(o.difference, "+.4f"),
-             _number(o.p, ".3g"), o.verdict)
-            for o in orderings(outcome)
-        ]  # fmt: skip
-        header = ("claim, > is better", "setting", "by", "p", "verdict")
-        shown.append(Table(f"Claims ({_test(outcome)})", header, rows))
-    rows = [
-        (
-            row.method,
-            row.setting,
-            trial.point,
-            "failed" if trial.error else _number(trial.score),
-            "taken" if trial.point == row.taken else "",
-        )
-        for row in outcome.rows
-        for trial in row.trials
-    ]
-    if rows:
-        title = f"Grids, on validation data and seeds {list(study.tuning_seeds)}"
-        header = ("method", "setting", "point", study.metric, "")
-        shown.append(Table(title, header, rows))
+    more = [
+        Table(
+            f"Claims ({_test(outcome)})",
+            ("claim, > is better", "setting", "by", "p", "verdict"),
+            [
+                (f"{o.better} > {o.worse}", o.setting, _number(o.difference, "+.4f"),
+                 _number(o.p, ".3g"), o.verdict)
+                for o in orderings(outcome)
+            ],
+        ),
+        Table(
+            f"Grids, on validation data and seeds {list(study.tuning_seeds)}",
+            ("method", "setting", "point", study.metric, ""),
+            [
+                (row.method, row.setting, trial.point,
+                 "failed" if trial.error else _number(trial.score),
+                 "taken" if trial.point == row.taken else "")
+                for row in outcome.rows
+                for trial in row.trials
+            ],
+        ),
+    ]  # fmt: skip
     for title, finished in (("Failed", True), ("Unfinished", False)):
         rows = [
             (row.method, row.setting, row.error)
             for row in outcome.rows
             if row.error and row.finished == finished
         ]
-        if rows:
-            shown.append(Table(title, ("method", "setting", "why"), rows))
-    return shown
+        more.append(Table(title, ("method", "setting", "why"), rows))
+    return shown + [table for table in more if table.rows]
 
 
 def _settings(outcome: Outcome) -> list[str]:
