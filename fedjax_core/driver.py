@@ -356,8 +356,7 @@ def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     """One or several seeds as a tuple.
 
     Raises:
-      TypeError: a seed is no int.
-      ValueError: a seed outside 0..2**32 - 1, twice, or none.
+      TypeError, ValueError: a seed is no int, outside 0..2**32 - 1, twice, or none.
     """
     if isinstance(seeds, np.ndarray):
         seeds = seeds.tolist()

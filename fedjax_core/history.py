@@ -89,17 +89,13 @@ class History:
         metrics: Mapping[str, np.ndarray],
         cohorts: Sequence[Sequence[np.ndarray]] | None = None,
     ) -> list[Exclusion]:
-        """Takes in the rounds after those so far.
+        """Takes in the rounds after those so far; returns the clients they excluded.
 
-        Args:
-          metrics: name -> ``[rounds, S]``. Arrays of other ranks are left out, but for
-            "failure", ``[rounds, S, C]`` int, at which of `fedjax_core.map.STAGES` a
-            client's update stopped being finite, 0 if it did not.
-          cohorts: ``[rounds][S]`` of int ``[C]``, rows of the population in the order
-            of "failure"; by default every round is the whole population in order.
-
-        Returns:
-          The clients that these rounds excluded.
+        Metrics are ``[rounds, S]``. Arrays of other ranks are left out, but for
+        "failure", ``[rounds, S, C]`` int, at which of `fedjax_core.map.STAGES` a
+        client's update stopped being finite, 0 if it did not. Cohorts, ``[rounds][S]``
+        of int ``[C]``, are rows of the population in the order of "failure"; by default
+        every round is the whole population in order.
         """
         before = self.rounds
         scalars = {name: v for name, v in metrics.items() if v.ndim == 2}

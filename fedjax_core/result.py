@@ -127,11 +127,7 @@ class Result:
         return float(np.mean([math.fsum(row) for row in self._each_round(name)]))
 
     def total_bits(self, name: str) -> tuple[int, ...]:
-        """Bits over all rounds, ``[S]``, of a metric in bytes: exact, however many.
-
-        Args:
-          name: "uplink_bytes" or "downlink_bytes".
-        """
+        """Bits of all rounds, ``[S]``, exact, of "uplink_bytes" or "downlink_bytes"."""
         rows = self.series(name)[1]
         return tuple(sum(int(8 * value) for value in row) for row in rows.tolist())
 
@@ -164,16 +160,13 @@ class Result:
         over: str | None = None,
         path: str | os.PathLike | None = None,
     ) -> Any:
-        """Draws metrics over rounds, the mean over seeds with a band of one deviation.
+        """A matplotlib `Figure` of metrics, mean over seeds in a band of one deviation.
 
         Args:
           names: metrics; when left out every evaluated one, or without evaluations
             every one of training.
           over: what to draw them over instead of rounds, as in `series`: its mean.
           path: file to write; without it the figure is only returned.
-
-        Returns:
-          The matplotlib `Figure`.
         """
         names = names or tuple(self.evaluations or self.train)
         figure = plot({"": self}, names, over=over, path=path)
