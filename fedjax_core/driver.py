@@ -106,14 +106,12 @@ class Machine(Protocol):
 class Cell(NamedTuple):
     """What a machine runs for every seed, beside others that differ in numbers.
 
-    Attributes:
-      config: makes what decides the numbers: recorded, and compared when resuming. To
-        make it can be to read all data, so it is asked for only where it is of use.
-      run_dir: where to record the runs, or None.
+    `config` makes what decides the numbers: recorded, and compared when resuming. To
+    make it can be to read all data, so it is asked for only where it is of use.
     """
 
     config: Callable[[], dict[str, Any]]
-    run_dir: str | os.PathLike | None = None
+    run_dir: str | os.PathLike | None = None  # where to record the runs
 
 
 def drive(

@@ -510,13 +510,11 @@ def _first_line(error: Exception) -> str:
 
 def _layout(tree: PyTree) -> dict[str, str]:
     """Dtype and shape of every leaf, by its path."""
-
-    def layout(leaf: Any) -> str:
+    out = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
         leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        return f"{leaf.dtype}{list(leaf.shape)}"
-
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): layout(leaf) for path, leaf in leaves}
+        out[jax.tree_util.keystr(path)] = f"{leaf.dtype}{list(leaf.shape)}"
+    return out
 
 
 def _digest(path: Path) -> str:

@@ -226,6 +226,8 @@ def markdown(outcome: Outcome) -> str:
 
 def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     """Name -> matplotlib figure: the metric against what it costs, and over clients."""
+    from matplotlib.figure import Figure
+
     runs = [
         (_label(outcome, row), row.metric, row.result)
         for row in outcome.rows
@@ -234,7 +236,12 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     ]
     if not runs:
         return {}
-    drawn = {}
+    drawn: dict[str, Figure] = {}
+
+    def axes_of(name: str) -> Any:
+        drawn[name] = Figure(figsize=(5, 3.4), layout="constrained")
+        return drawn[name].subplots()
+
     costs = {"megabytes": "uplink_bytes", "virtual seconds": "virtual_seconds"}
     # One point each over the same number of rounds shows nothing.
     if any((r.train | r.evaluations)[metric].shape[1] > 1 for _, metric, r in runs):
@@ -242,13 +249,14 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     for name, measured in costs.items():
         if measured and not all(measured in run.train for _, _, run in runs):
             continue
-        drawn[name], axes = _axes()
+        axes = axes_of(name)
         over = name.replace(" ", "_") if measured else None
         for label, metric, run in runs:
             run.draw(axes, metric, over=over, label=label)
         axes.set(xlabel=name, ylabel=outcome.study.metric)
     if all(metric in run.client_metrics for _, metric, run in runs):
-        drawn["clients"], axes = _axes()
+        axes = axes_of("clients")
+        axes.grid(alpha=0.3)
         for label, metric, run in runs:
             values = np.sort(run.client_metrics[metric].ravel())
             values = values[np.isfinite(values)]
@@ -259,15 +267,6 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     for figure in drawn.values():
         figure.axes[0].legend(fontsize=8)
     return drawn
-
-
-def _axes() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 3.4), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(alpha=0.3)
-    return figure, axes
 
 
 def write(outcome: Outcome, more: Sequence[Table] = ()) -> Path:

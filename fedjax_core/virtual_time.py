@@ -146,12 +146,12 @@ class Synchronous(Timed):
     def max_cohort_size(self, num_clients: int) -> int:
         """That of `participation`, or as many as are waited for."""
         size = self.participation.max_cohort_size(num_clients)
-        return size if self.wait_for is None else min(size, self.wait_for)
+        return min(size, self.wait_for or size)
 
     def expected_cohort_size(self, num_clients: int) -> float:
         """As `max_cohort_size`."""
         size = self.participation.expected_cohort_size(num_clients)
-        return size if self.wait_for is None else min(size, self.wait_for)
+        return min(size, self.wait_for or size)
 
 
 class _Update(NamedTuple):
