@@ -17,8 +17,9 @@ from typing import Any
 import jax
 
 from fedjax_core.data.packed import FederatedData
-from fedjax_core.driver import Bar, Cell, NonFiniteUpdateError, drive_cells
+from fedjax_core.driver import Cell, NonFiniteUpdateError, drive_cells
 from fedjax_core.models.model import Model
+from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Result
 from fedjax_core.rounds import seeds_at_once
 from fedjax_core.run_dir import SavedRun
@@ -36,15 +37,14 @@ _WANTS_VALUE = (
 
 def numbers(config: Any) -> dict[str, float]:
     """The fields of a config that may be arguments of a program: its floats."""
-
-    def is_number(field: dataclasses.Field, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        # client_lr=1 is a float to its field.
-        return isinstance(value, float) or field.type in (float, "float")
-
     values = [(f, getattr(config, f.name)) for f in dataclasses.fields(config)]
-    return {f.name: float(value) for f, value in values if is_number(f, value)}
+    return {
+        f.name: float(value)
+        for f, value in values
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        # client_lr=1 is a float to its field.
+        if isinstance(value, float) or f.type in (float, "float")
+    }
 
 
 def with_numbers(config: Any, values: Mapping[str, Any]) -> Any:
@@ -80,7 +80,7 @@ def sweep(
     checkpoint_every: int | None = None,
     strict: bool = False,
     record: Any = None,
-    bar: Callable[[Sequence[int]], bool | Bar] = lambda which: False,
+    bar: Callable[[Sequence[int]], bool | RoundsBar] = lambda which: False,
     seeds_axis: str = "auto",
     states: bool = True,
     **options: Any,
@@ -94,23 +94,12 @@ def sweep(
     A method whose Python code looks at one of the numbers (``if config.mu > 0``) is
     compiled for each config, and a warning says so.
 
-    Args:
-      make: config -> algorithm.
-      configs: frozen dataclasses, equal but for fields that are floats.
-      data: the population.
-      model: initial parameters and what to measure.
-      rounds: rounds of each run.
-      run_dirs: one for each config, as `simulate` writes and resumes them.
-      resume: continue what they hold.
-      eval_every: rounds between evaluations.
-      checkpoint_every: rounds between checkpoints.
-      strict: give up a config where a client's update is not finite.
-      record: whatever else decides the numbers, of all configs.
-      bar: configs, by their places, that run at once -> what shows their progress.
-      seeds_axis: of runs: "map" one after the other, "vmap" side by side.
-      states: keep the last state of every config; without them memory holds those of
-        the configs that run at once.
-      **options: others of `simulate`, but callbacks.
+    `make` turns a config into an algorithm. Configs are frozen dataclasses, equal but
+    for fields that are floats, each with one of `run_dirs`, and `strict` gives one up
+    where a client's update is not finite. `bar` is called with those that run at once,
+    by their places, for what shows their progress. Without `states`, the last states of
+    all configs, memory holds those of the ones that run at once. Options are others of
+    `simulate`, but callbacks.
 
     Returns:
       For each config the result, or the exception that ended it.
@@ -172,9 +161,10 @@ def sweep(
                 found = run(alone, which, [{}])
         except Exception as error:
             if shared and isinstance(error, _WANTS_VALUE):
+                reason = str(error).splitlines()[0]
                 _LOG.warning(
                     "%s looks at one of %s from Python, so every config is compiled: "
-                    "%s", algorithms[0].name, ", ".join(differ), _first_line(error),
+                    "%s", algorithms[0].name, ", ".join(differ), reason,
                 )  # fmt: skip
                 shared = False
             elif jax.process_count() > 1:
@@ -188,15 +178,12 @@ def sweep(
                 todo = deque([i] for batch in todo for i in batch)
             continue
         for i, end in zip(which, found, strict=True):
-            ends[i] = end if states else _without_state(end)
+            ends[i] = end
+            if not states and isinstance(end, NonFiniteUpdateError):
+                end.result = dataclasses.replace(end.result, state=None)
+            elif not states:
+                ends[i] = dataclasses.replace(end, state=None)
     return ends
-
-
-def _without_state(end: Result | NonFiniteUpdateError) -> Any:
-    if isinstance(end, Result):
-        return dataclasses.replace(end, state=None)
-    end.result = dataclasses.replace(end.result, state=None)
-    return end
 
 
 def _level(run_dirs: Sequence[str | os.PathLike | None]) -> list[list[int]]:
@@ -206,7 +193,3 @@ def _level(run_dirs: Sequence[str | os.PathLike | None]) -> list[list[int]]:
         at = 0 if path is None else SavedRun(path).round
         rounds.setdefault(at, []).append(i)
     return list(rounds.values())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
