@@ -169,12 +169,9 @@ class Result:
           path: file to write; without it the figure is only returned.
         """
         names = names or tuple(self.evaluations or self.train)
-        figure = plot({"": self}, names, over=over, path=path)
-        if len(self.seeds) > 1:
-            for axes in figure.axes:
-                note = f"mean and one deviation, {len(self.seeds)} seeds"
-                axes.set_title(note, size=9)
-        return figure
+        note = f"mean and one deviation, {len(self.seeds)} seeds"
+        title = note if len(self.seeds) > 1 else ""
+        return plot({"": self}, names, over=over, path=path, title=title)
 
     def draw(
         self, axes: Any, name: str, *, over: str | None = None, label: str = ""
@@ -216,16 +213,19 @@ def plot(
     *,
     over: str | None = None,
     path: str | os.PathLike | None = None,
+    title: str = "",
 ) -> Any:
     """Draws metrics of several results into one figure, a panel for every metric.
 
-    The legend has the keys of `results`; the rest is as in `Result.plot`.
+    The legend has the keys of `results`, every panel the title; the rest is as in
+    `Result.plot`.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5 * len(names), 3.6), layout="constrained")
     panels = np.ravel(figure.subplots(1, len(names)))
     for axes, name in zip(panels, names, strict=True):
+        axes.set_title(title, size=9)
         for label, result in results.items():
             result.draw(axes, name, over=over, label=label)
         if any(results):  # something has a name

@@ -94,12 +94,23 @@ def sweep(
     A method whose Python code looks at one of the numbers (``if config.mu > 0``) is
     compiled for each config, and a warning says so.
 
-    `make` turns a config into an algorithm. Configs are frozen dataclasses, equal but
-    for fields that are floats, each with one of `run_dirs`, and `strict` gives one up
-    where a client's update is not finite. `bar` is called with those that run at once,
-    by their places, for what shows their progress. Without `states`, the last states of
-    all configs, memory holds those of the ones that run at once. Options are others of
-    `simulate`, but callbacks.
+    Args:
+      make: config -> algorithm.
+      configs: frozen dataclasses, equal but for fields that are floats.
+      data: the population.
+      model: initial parameters and what to measure.
+      rounds: rounds of each run.
+      run_dirs: one for each config, as `simulate` writes and resumes them.
+      resume: continue what they hold.
+      eval_every: rounds between evaluations.
+      checkpoint_every: rounds between checkpoints.
+      strict: give up a config where a client's update is not finite.
+      record: whatever else decides the numbers, of all configs.
+      bar: configs, by their places, that run at once -> what shows their progress.
+      seeds_axis: of runs: "map" one after the other, "vmap" side by side.
+      states: keep the last state of every config; without them memory holds those of
+        the configs that run at once.
+      **options: others of `simulate`, but callbacks.
 
     Returns:
       For each config the result, or the exception that ended it.
@@ -157,7 +168,9 @@ def sweep(
                 values = [{k: getattr(configs[i], k) for k in differ} for i in which]
                 found = run(machine, which, values)
             else:
-                alone = Cohorts(algorithms[which[0]], data, model, **options)
+                alone = Cohorts(
+                    algorithms[which[0]], data, model, seeds_axis=seeds_axis, **options
+                )
                 found = run(alone, which, [{}])
         except Exception as error:
             if shared and isinstance(error, _WANTS_VALUE):
