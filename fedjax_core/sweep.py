@@ -41,7 +41,8 @@ def numbers(config: Any) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         # client_lr=1 is a float to its field.
-        return isinstance(value, float) or field.type in (float, "float")
+        kind = getattr(field.type, "__origin__", field.type)  # of `types.Positive`, say
+        return isinstance(value, float) or kind in (float, "float")
 
     values = [(f, getattr(config, f.name)) for f in dataclasses.fields(config)]
     return {f.name: float(value) for f, value in values if is_number(f, value)}
