@@ -25,25 +25,37 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_core.algorithms import aaggff_d, fedavg
+from fedjax_core import check
+from fedjax_core.algorithms import fedavg
+from fedjax_core.algorithms.aaggff_d import Cdf
 from fedjax_core.fair.decider import Decider
 from fedjax_core.fair.responses import decision_gradient, respond
 from fedjax_core.fair.simplex import minimise
 from fedjax_core.fair.theory import lipschitz
-from fedjax_core.types import Algorithm, LossFn
+from fedjax_core.types import Algorithm, LossFn, NonNegative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(aaggff_d.Config):
-    r"""Hyper-parameters of AAggFF-S, with those of AAggFF-D.
+class Config(fedavg.Config):
+    r"""Hyper-parameters of AAggFF-S, with those of FedAvg.
 
     Attributes:
+      cdf: response, a name in `fedjax_core.fair.CDFS`.
+      least: C1 >= 0.
       most: C2 > C1; None is :math:`1 / K`, as the thesis recommends.
       curvature: :math:`\beta`: "printed" is :math:`1 / 4 L`, "proven" at most 1/2:
         above that (:math:`K > 2` for `most` None) the bound on regret may fail.
     """
 
+    cdf: Cdf = "normal"
+    least: NonNegative = 0.0
+    most: float | None = None
     curvature: Literal["printed", "proven"] = "printed"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.most is not None:
+            check.open_interval(self.least, float("inf"), most=self.most)
 
 
 class Newton(NamedTuple):

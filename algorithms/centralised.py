@@ -32,10 +32,8 @@ def pool(data: FederatedData) -> FederatedData:
 def same_work(data: FederatedData, work: LocalWork, cohort_size: int) -> LocalWork:
     """As many examples in a round as a cohort looks at on average, in whole batches.
 
-    Args:
-      data: the population before it was pooled.
-      work: local work of a client of the federated method.
-      cohort_size: clients in a round, drawn uniformly.
+    The data are the population before it was pooled, the work is that of a client of
+    the federated method, whose cohorts are drawn uniformly.
     """
     check.positive_int(cohort_size=cohort_size)
     sizes, batch = data.train.sizes, work.batch_size

@@ -22,7 +22,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.arrays import flat_rows, norms
 from fedjax_core.fair.decider import Prior
@@ -45,10 +44,6 @@ class Config(fedavg.Config):
     """
 
     epsilon: Share = 0.1
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.in_range(0, 1, epsilon=self.epsilon)
 
 
 def common_direction(epsilon: float, weights: Prior) -> Reduction:

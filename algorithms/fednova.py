@@ -59,14 +59,8 @@ def gradient_weight(config: Config, steps: jax.Array) -> jax.Array:
     r"""How much a client's gradients weigh together, :math:`\lVert a_i \rVert_1`.
 
     Equal gradients of 1 would move a parameter that far in units of ``client_lr``: the
-    solver itself tells, with momentum and proximal term together as well.
-
-    Args:
-      config: the local solver.
-      steps: ``[L]`` int32 >= 0, local steps.
-
-    Returns:
-      ``[L]``, for plain SGD the steps.
+    solver itself tells, with momentum and proximal term together as well. For `steps`,
+    ``[L]`` int32 >= 0, it is ``[L]``: of plain SGD the steps.
     """
     sgd = optax.sgd(1.0, momentum=config.momentum)
     start = jnp.zeros(steps.shape, float)

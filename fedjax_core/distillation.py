@@ -292,13 +292,8 @@ def informative(logits: jax.Array, n: int, by: str, key: Key) -> jax.Array:
 
     Those of the largest entropy of :math:`q = \mathrm{softmax}` of the logits,
     the least certainty :math:`\max q`, the smallest margin between the largest two,
-    or at random. Ties fall to the first; of two classes all three rank alike.
-
-    Args:
-      logits: ``[m, K]``.
-      n: how many, 1 to m.
-      by: one of `STRATEGIES`.
-      key: of a random choice.
+    or at random. Ties fall to the first; of two classes all three rank alike. Of
+    `logits` ``[m, K]``, n is 1 to m, and `by` one of `STRATEGIES`.
 
     Raises:
       ValueError: n is out of range, or `by` unknown.
@@ -331,20 +326,9 @@ def distil(
 
     All that is random comes from `key`: whoever starts from the same parameters ends,
     to the bit, with the same. So what every client of a cohort would do alike is done
-    once.
-
-    Args:
-      loss_fn: per-example losses, the cross-entropy to one class.
-      optimizer: any optax transformation; it starts anew.
-      params: the student.
-      examples: n public inputs.
-      labels: ``[n, K]`` probabilities.
-      key: of the order of examples and of the loss.
-      work: as in `fedjax_core.server.fit`, whose errors are raised.
-      average: likewise, steps over which the student is averaged.
-
-    Returns:
-      The student, and the mean loss over steps.
+    once. Arguments, results and errors are those of `fedjax_core.server.fit`, but that
+    `loss_fn` is the cross-entropy to one class and `labels`, ``[n, K]``, are
+    probabilities.
     """
     data = dict(examples) | {"labels": labels}
     soft = soft_loss(loss_fn, np.shape(labels)[-1])
@@ -356,11 +340,8 @@ def weighted(outputs: jax.Array, scores: jax.Array | None = None) -> Mean:
 
     Summed by `fedjax_core.reduce.total`, and over passes by ``+``, it is the numerator
     and the denominator of what `ensemble` divides: :math:`\sum_i s_i F_i` and
-    :math:`\sum_i s_i`.
-
-    Args:
-      outputs: logits or probabilities.
-      scores: ``[n]`` > 0, the client's weight on each example; None is 1 everywhere.
+    :math:`\sum_i s_i`. Outputs are logits or probabilities, `scores` ``[n]`` > 0 the
+    client's weight on each example; None is 1 everywhere.
     """
     if scores is None:
         return Mean(outputs, jnp.ones((outputs.shape[0], 1), outputs.dtype))

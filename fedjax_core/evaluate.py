@@ -76,13 +76,9 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Adds up the metrics of any model over one split, client by client.
 
-    Args:
-      metrics_fn: what to measure.
-      packed: the split.
-      mesh: devices that share the batches, or None.
-      batch_size: examples evaluated at once.
-      on_host: leave the examples where they are, memory-mapped perhaps, and ship them
-        chunk by chunk in every evaluation. Otherwise the devices hold them all.
+    Arguments are as in `compile_evaluation`. Examples that stay on the host,
+    memory-mapped perhaps, are shipped chunk by chunk in every evaluation; otherwise the
+    devices hold them all.
     """
 
     def __init__(

@@ -34,9 +34,8 @@ class Inverse(NamedTuple):
 def pseudo_inverse(Q: jax.Array | np.ndarray, eps: float | None = None) -> Inverse:
     """The Moore-Penrose inverse of semi-definite matrices, in their own precision.
 
-    Args:
-      Q: ``[..., d, d]`` floats; NumPy's are inverted by NumPy.
-      eps: relative rounding of the entries, by default of their dtype.
+    Q is ``[..., d, d]`` floats, NumPy's are inverted by NumPy; `eps` is the relative
+    rounding of its entries, by default of their dtype.
     """
     xp = numpy_of(Q)
     eps = float(jnp.finfo(Q.dtype).eps) if eps is None else eps

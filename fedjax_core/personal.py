@@ -171,13 +171,8 @@ def best_lambda(
     """Which of `Mixtures` is best for all clients at the end of a run, ``[S]``.
 
     On validation data this is a choice. On "test" it is what some papers report as
-    their method's accuracy: that of the best number in hindsight.
-
-    Args:
-      result: of a method whose ``own_models`` are `Mixtures`.
-      lambdas: as there.
-      metric: whose mean over clients is to be large; of equals the first is taken.
-      split: that it is measured on.
+    their method's accuracy: that of the best number in hindsight. Large is to be the
+    mean over clients of the metric; of equals the first is taken.
 
     Raises:
       ValueError: the metric is NaN for all of them in a run.
@@ -265,8 +260,11 @@ def averaging(
         own = row.own
         if draw:  # once, and kept: rows start equal, and a client's key changes
             new = functools.partial(draw, random.stream(turn.key, "draw"))
-            like = functools.partial(optax.tree.cast_like, other_tree=row.own)
-            own = lax.cond(row.took_part, lambda: row.own, lambda: like(new()))
+            own = lax.cond(
+                row.took_part,
+                lambda: row.own,
+                lambda: jax.tree.map(lambda x, o: x.astype(o.dtype), new(), row.own),
+            )
         return program.init(received, own, turn)
 
     def finish(received, carry, row, turn):

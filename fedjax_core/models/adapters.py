@@ -163,7 +163,10 @@ def from_nnx(
             _streams(shapes[1], jax.random.key(0) if key is None else key),
             _from_paths(shapes[2], stats),
         )
-        module.eval() if key is None else module.train()
+        if key is None:
+            module.eval()
+        else:
+            module.train()
         with _real_rows(mask):
             outputs = module(x)  # pyright: ignore[reportCallIssue]
         return outputs, _by_path(split(module)[3])
