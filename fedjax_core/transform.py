@@ -189,7 +189,8 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
 def flat_norm(update: PyTree) -> jax.Array:
     """The L2 norm over all coordinates of all leaves, in float32 or wider; ``[]``."""
     leaves = jax.tree.leaves(update)
-    dtype = jnp.result_type(jnp.float32, *(x.dtype for x in leaves))
+    wide = any(x.dtype == jnp.float64 for x in leaves)
+    dtype = jnp.float64 if wide else jnp.float32
     leaves = [x.astype(dtype) for x in leaves]
     # Relative to the largest coordinate, squares neither overflow nor vanish.
     largest = jnp.zeros((), dtype)
