@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
 from fedjax_core.types import Params, PyTree
@@ -53,24 +54,17 @@ class Plane(NamedTuple):
 
 
 def plane(first: PyTree, second: PyTree, third: PyTree) -> Plane:
-    """The plane through three models, computed in float64.
-
-    Args:
-      first: trained parameters.
-      second: of the same structure, as is `third`.
-      third: see there.
+    """The plane through three models, trained parameters alone, computed in float64.
 
     Raises:
       ValueError: the three lie on a line.
     """
-    leaves, structure = jax.tree.flatten(first)
-    vectors = [
-        np.concatenate(
-            [np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(w)]
-        )
+    flat, tree = ravel_pytree(first)
+    one, two, three = (
+        np.concatenate([np.ravel(np.float64(x)) for x in jax.tree.leaves(w)])
         for w in (first, second, third)
-    ]
-    u, w = vectors[1] - vectors[0], vectors[2] - vectors[0]
+    )
+    u, w = two - one, three - one
     width = np.linalg.norm(u)
     u = u / (width or 1)
     along = w @ u
@@ -79,28 +73,17 @@ def plane(first: PyTree, second: PyTree, third: PyTree) -> Plane:
     if not width or height <= 1e-6 * np.linalg.norm(w):
         raise ValueError("first, second and third must not lie on a line.")
 
-    def tree(vector):
-        parts = np.split(vector, np.cumsum([x.size for x in leaves])[:-1])
-        shaped = [
-            jnp.asarray(part.reshape(x.shape), x.dtype)
-            for part, x in zip(parts, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, shaped)
-
+    across, up = (tree(jnp.asarray(x, flat.dtype)) for x in (u, v / height))
     corners = np.array([[0, 0], [width, 0], [along, height]])
-    return Plane(first, tree(u), tree(v / height), corners)
+    return Plane(first, across, up, corners)
 
 
 def landscape(
     over: Plane, loss: Callable[[Params], jax.Array], x: ArrayLike, y: ArrayLike
 ) -> np.ndarray:
-    """The loss on a grid, ``[Y, X]``; models are made one at a time, in one program.
+    """The loss on the grid of `x` ``[X]`` and `y` ``[Y]``, ``[Y, X]``.
 
-    Args:
-      over: the plane.
-      loss: of a model, ``[]``; planes that share one share a program.
-      x: ``[X]``.
-      y: ``[Y]``.
+    Models are made one at a time, in one program, which planes with one `loss` share.
     """
     points = jnp.stack(jnp.meshgrid(jnp.asarray(x), jnp.asarray(y)), -1).reshape(-1, 2)
     found = _values(loss, over, points)
@@ -117,10 +100,7 @@ def _values(
 def width(values: ArrayLike, cell: float, within: float) -> float:
     """How wide a minimum is: the area where the loss is at most so far above the least.
 
-    Args:
-      values: ``[Y, X]``, of `landscape`.
-      cell: area that a point of the grid stands for.
-      within: > 0, in units of the loss.
+    Of `values` ``[Y, X]``, where a point of the grid stands for the area `cell`.
     """
     values = np.asarray(values)
     return float(cell * np.sum(values <= np.nanmin(values) + within))
@@ -133,14 +113,8 @@ def barrier(lambdas: ArrayLike, losses: ArrayLike) -> np.ndarray:
 
       \max_\lambda L(\lambda) - (1 - \lambda) L(0) - \lambda L(1)
 
-    It is 0 at least, since ends count, and 0 where the loss is convex.
-
-    Args:
-      lambdas: ``[K]``, from 0 to 1.
-      losses: ``[..., K]``.
-
-    Returns:
-      ``[...]``.
+    It is 0 at least, since ends count, and 0 where the loss is convex. Of `losses`
+    ``[..., K]`` at `lambdas` ``[K]`` it is ``[...]``.
 
     Raises:
       ValueError: lambdas that do not begin with 0 and end with 1.

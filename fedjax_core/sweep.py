@@ -37,14 +37,16 @@ _WANTS_VALUE = (
 
 def numbers(config: Any) -> dict[str, float]:
     """The fields of a config that may be arguments of a program: its floats."""
-    values = [(f, getattr(config, f.name)) for f in dataclasses.fields(config)]
-    return {
-        f.name: float(value)
-        for f, value in values
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
+
+    def is_number(field: dataclasses.Field, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
         # client_lr=1 is a float to its field.
-        if isinstance(value, float) or f.type in (float, "float")
-    }
+        kind = getattr(field.type, "__origin__", field.type)  # of `types.Positive`, say
+        return isinstance(value, float) or kind in (float, "float")
+
+    values = [(f, getattr(config, f.name)) for f in dataclasses.fields(config)]
+    return {f.name: float(value) for f, value in values if is_number(f, value)}
 
 
 def with_numbers(config: Any, values: Mapping[str, Any]) -> Any:

@@ -81,12 +81,9 @@ def of_vectors(
     """A stateless transform of the update as vectors, in float32 or wider.
 
     Of an update that is not finite it makes NaN: what is chosen might not show it.
-
-    Args:
-      compress: ``(v, key) -> (what is sent of it, bits)``, both vectors ``[d]``.
-      granularity: "global" takes all leaves as one vector, "per_tensor" each by itself.
-      norm_bound: as in `Transform`.
-      name: as in `Transform`.
+    `compress` is ``(v, key) -> (what is sent of it, bits)``, both vectors ``[d]``. The
+    granularity "global" takes all leaves as one vector, "per_tensor" each by itself.
+    Bound and name are as in `Transform`.
     """
     check.one_of(("global", "per_tensor"), granularity=granularity)
 
@@ -113,9 +110,7 @@ def of_vectors(
 
 def identity() -> Transform:
     """Sends the update as it is."""
-    return stateless(
-        lambda message, key: message, lambda bound: bound, "identity", True
-    )
+    return stateless(lambda message, _: message, lambda bound: bound, "identity", True)
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -178,9 +173,8 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
         if "failure" not in metrics:
             metrics["failure"] = jnp.where(all_finite((update, inner)), 0, 1)
         if sent.update is not update:
-            late = jnp.where(all_finite((sent.update, kept)), 0, 2)
-            early = metrics["failure"]
-            metrics["failure"] = jnp.where(early > 0, early, late)
+            early, fine = metrics["failure"], all_finite((sent.update, kept))
+            metrics["failure"] = jnp.where((early == 0) & ~fine, 2, early)
         bits, update = sent.bits, sent.update
         if stats is not None:
             bits = bits + dense_bits(stats.total)
@@ -231,7 +225,6 @@ def clip(clip_norm: float) -> Transform:
     check.positive(clip_norm=clip_norm)
 
     def apply(message: Message, key: Key) -> Message:
-        del key
         norm = flat_norm(message.update)
         leaves = jax.tree.leaves(message.update)
         # 63 additions for each level of a sum, one for each leaf, and what little the

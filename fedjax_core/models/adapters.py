@@ -24,7 +24,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows
+from fedjax_core.arrays import along_rows, name_of
 from fedjax_core.models.model import Model
 from fedjax_core.models.tasks import Task, classes, next_token
 from fedjax_core.types import Batch, Key, Metrics, Params, PyTree, Stateful, trained
@@ -62,12 +62,8 @@ def language_model(module: nn.Module, length: int, pad: int = 0) -> Model:
     """A flax module as a model of the next token at every position.
 
     An example is a piece of text: `x` [B, length] its tokens, `y` [B, length] the token
-    after each, int32. Targets that are `pad` are not scored, see `next_token`.
-
-    Args:
-      module: maps `x` to logits [B, length, num_tokens].
-      length: tokens of a piece.
-      pad: the token that fills up pieces.
+    after each, int32, and the module makes logits [B, length, num_tokens]. Targets that
+    are `pad`, which fills up pieces, are not scored, see `next_token`.
 
     Raises:
       ValueError, TypeError: `length` is not an int >= 1.
@@ -101,12 +97,8 @@ def from_linen(module: nn.Module, example: Example, task: Task) -> Model:
     Collections other than "params" (batch statistics, counters) are running statistics
     of a `Stateful`. A ``__call__`` with an argument `train`, `training` or
     `deterministic` is told through it whether it trains; dropout draws from the key of
-    the step.
-
-    Args:
-      module: maps `x` [B, ...] to outputs [B, ...].
-      example: shape and dtype of one example's `x`.
-      task: what the outputs are for.
+    the step. The module maps `x` [B, ...] to outputs [B, ...]; `example` and `task` are
+    as in `from_functions`.
     """
     names = inspect.signature(type(module).__call__).parameters
 
@@ -125,12 +117,10 @@ def from_linen(module: nn.Module, example: Example, task: Task) -> Model:
         variables = {"params": trained(params), **stats}
         if key is None:
             return module.apply(variables, x, **told(False)), stats
+        how = {"mutable": list(stats), **told(True)}
         with _real_rows(mask), nn.intercept_methods(_intercept):
             # Every stream of random numbers falls back to this one.
-            rngs = {"params": key}
-            return module.apply(
-                variables, x, rngs=rngs, mutable=list(stats), **told(True)
-            )
+            return module.apply(variables, x, rngs={"params": key}, **how)
 
     return _model(init, apply, example, task)
 
@@ -142,12 +132,9 @@ def from_nnx(
 
     Variables other than `nnx.Param` and the state of random streams are running
     statistics of a `Stateful`; parameters are named by their path, as in
-    "layers/0/kernel". Streams start anew from the key of every step.
-
-    Args:
-      make: rngs -> module, which maps `x` [B, ...] to outputs [B, ...].
-      example: shape and dtype of one example's `x`.
-      task: what the outputs are for.
+    "layers/0/kernel". Streams start anew from the key of every step. `make` draws a
+    module that maps `x` [B, ...] to outputs [B, ...]; `example` and `task` are as in
+    `from_functions`.
     """
 
     def split(module: nnx.Module) -> Any:
@@ -211,9 +198,8 @@ def _model(
             raise ValueError(
                 f"batch['x'] must have shape (B, *{shape}), got {x.shape}."
             )
-        if jnp.issubdtype(dtype, jnp.inexact) and not jnp.issubdtype(
-            x.dtype, jnp.inexact
-        ):
+        wanted, given = (jnp.issubdtype(t, jnp.inexact) for t in (dtype, x.dtype))
+        if wanted and not given:
             x = x.astype(dtype)
         batch = {**batch, "x": x}
         mask = batch.pop("example_mask", None)
@@ -293,10 +279,8 @@ def _masked(layer: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
 
 
 def _by_path(state: PyTree) -> dict[str, Array]:
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value"): x
-        for path, x in jax.tree_util.tree_leaves_with_path(state)
-    }
+    leaves = jax.tree.leaves_with_path(state)
+    return {name_of(path).removesuffix("/value"): x for path, x in leaves}
 
 
 def _from_paths(like: PyTree, arrays: dict[str, Array]) -> PyTree:

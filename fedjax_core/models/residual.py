@@ -124,20 +124,16 @@ class MobileNetV2(nn.Module):
     # Expansion, channels of the output, blocks, stride of the first (Sandler et al.,
     # Table 2, but that the second row strides by 1).
     rows: Sequence[tuple[int, int, int, int]] = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 1),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
+        (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
+        (6, 160, 3, 2), (6, 320, 1, 1),
+    )  # fmt: skip
     lowering: Lowering = "auto"  # see `layers`
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Maps images [B, H, W, C] to logits [B, num_classes]."""
         conv = partial(_CONV, lowering=self.lowering)
+        depthwise = partial(DepthwiseConv, lowering=self.lowering, kernel_init=_HE)
         norm = partial(_Norm, self.norm)
         x = nn.relu(norm()(conv(32)(x), train))
         for expansion, channels, blocks, stride in self.rows:
@@ -145,11 +141,7 @@ class MobileNetV2(nn.Module):
                 strided = stride > 1 and block == 0
                 y = conv(expansion * x.shape[-1], (1, 1))(x)
                 y = nn.relu(norm()(y, train))
-                y = DepthwiseConv(
-                    stride=stride if strided else 1,
-                    lowering=self.lowering,
-                    kernel_init=_HE,
-                )(y)
+                y = depthwise(stride=stride if strided else 1)(y)
                 y = nn.relu(norm()(y, train))
                 y = norm()(conv(channels // self.shrink, (1, 1))(y), train)
                 if strided:
@@ -171,13 +163,8 @@ def resnet8(
 ) -> Model:
     """The ResNet-8 of FedAUX (Sattler et al.): one block in each of four stages.
 
-    4,903,242 parameters for 10 classes, 4,949,412 for 100.
-
-    Args:
-      num_classes: number of labels.
-      norm: "batch", as published, or "group".
-      image: height, width and channels of an example.
-      lowering: as in `layers`.
+    4,903,242 parameters for 10 classes, 4,949,412 for 100. As published `norm` is
+    "batch"; `image` is height, width and channels, `lowering` as in `layers`.
     """
     return _images(ResNet(num_classes, (1, 1, 1, 1), norm, lowering=lowering), image)
 
@@ -189,12 +176,8 @@ def resnet10(
 
     ResNet-8 of FedAUX by another count of layers, with Swish in the place of ReLU,
     group normalisation and a last layer of spectral norm 1: 4,903,242 parameters for
-    colour images of 10 classes.
-
-    Args:
-      num_classes: number of labels.
-      channels: of the first stage, fewer for a narrow one.
-      lowering: as in `layers`.
+    colour images of 10 classes. `channels` are those of the first stage, fewer for a
+    narrow one, `lowering` is as in `layers`.
     """
     check.positive_int(num_classes=num_classes, channels=channels)
     return ResNet(
@@ -212,15 +195,9 @@ def resnet18(
     """ResNet-18 for small images: 11,220,132 parameters, 11,173,962 for 10 classes.
 
     The blocks are those of He et al. behind a 3x3 convolution without pooling. (The
-    code of Reddi et al. has blocks with the normalisation first, behind ImageNet's
-    7x7 convolution of stride 2 and a pooling.)
-
-    Args:
-      num_classes: number of labels.
-      norm: "group", as Hsieh et al. and Reddi et al. have it, or "batch".
-      image: height, width and channels of an example: (24, 24, 3) for the crops of
-        Reddi et al.
-      lowering: as in `layers`.
+    code of Reddi et al. has blocks with the normalisation first, behind ImageNet's 7x7
+    convolution of stride 2 and a pooling.) Arguments are as in `resnet8`; Hsieh et al.
+    and Reddi et al. have `norm` "group", the latter crops of (24, 24, 3).
     """
     return _images(ResNet(num_classes, (2, 2, 2, 2), norm, lowering=lowering), image)
 
@@ -238,13 +215,8 @@ def mobilenet_v2(
     As FedAUX (Sattler et al.) has it, which takes it from a well-known port to
     CIFAR-10: it strides three times in all, has ReLU where Sandler et al. have ReLU6,
     and a convolution on shortcuts between different channels, where they have none.
-
-    Args:
-      num_classes: number of labels.
-      norm: "batch", as published, or "group".
-      shrink: divides all widths but the first; FedAUX uses 2.
-      image: height, width and channels of an example.
-      lowering: as in `layers`.
+    `shrink` divides all widths but the first, by 2 in FedAUX; the other arguments are
+    as in `resnet8`.
     """
     check.positive_int(shrink=shrink)
     return _images(MobileNetV2(num_classes, norm, shrink, lowering=lowering), image)
