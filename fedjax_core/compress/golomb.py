@@ -78,7 +78,7 @@ def mask_bits(there: jax.Array) -> Bits:
 def encode(
     positions: np.ndarray, d: int, b: int, extra: list[str] | None = None
 ) -> str:
-    """The code of `positions`, from 0, as a text of zeros and ones.
+    """The code of `positions` as a text of zeros and ones.
 
     Args:
       positions: ``[k]`` ints, increasing, in 0..d - 1.
@@ -87,7 +87,7 @@ def encode(
       extra: bits behind each position: those of its value.
 
     Raises:
-      ValueError: positions that do not increase, lie outside or are no ints.
+      ValueError: positions that are not such.
     """
     check.in_range(0, 62, b=b)
     given, positions = positions, np.asarray(positions, np.int64)
@@ -96,11 +96,10 @@ def encode(
         raise ValueError(
             f"positions must be ints that increase in 0..{d - 1}, got {given}."
         )
-    words = []
-    for r, step in enumerate(steps.tolist()):
-        remainder = f"{step % 2**b:0{b}b}" if b else ""
-        words.append("1" * (step >> b) + "0" + remainder + (extra[r] if extra else ""))
-    return "".join(words)
+    return "".join(
+        "1" * (step >> b) + "0" + (f"{step % 2**b:0{b}b}" if b else "") + own
+        for step, own in zip(steps.tolist(), extra or [""] * len(steps), strict=True)
+    )
 
 
 def check_binary(code: str) -> None:
@@ -120,17 +119,16 @@ def decode(code: str, d: int, b: int, extra: int = 0) -> tuple[np.ndarray, list[
     at, place = 0, -1
     while at < len(code):
         zero = code.find("0", at)
-        ones, end = zero - at, zero + 1 + b + extra
-        if zero < 0 or end > len(code):
+        value = zero + 1 + b
+        if zero < 0 or value + extra > len(code):
             raise ValueError(
                 f"code must end with a whole position, got its bits from {at} on: "
                 f"{code[at:]!r}."
             )
-        remainder = code[at + ones + 1 : end - extra]
-        place += (ones << b) + int(remainder or "0", 2) + 1
+        place += (zero - at << b) + int(code[zero + 1 : value] or "0", 2) + 1
+        at = value + extra
         positions.append(place)
-        values.append(code[end - extra : end])
-        at = end
+        values.append(code[value:at])
     if place >= d:
         raise ValueError(f"positions of the code must lie in 0..{d - 1}, got {place}.")
     return np.array(positions, np.int64), values

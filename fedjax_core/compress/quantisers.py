@@ -41,8 +41,8 @@ def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
       ValueError: bits <= 0, or no array in x.
     """
     check.positive(bits=bits)
-    leaves, form = jax.tree.flatten(jax.tree.map(as_float, x))
-    if not leaves:
+    x = jax.tree.map(as_float, x)
+    if not (leaves := jax.tree.leaves(x)):
         raise ValueError(f"x must hold an array, got {x!r}.")
     scale = leaves[0].dtype.type(0)
     for leaf in leaves:
@@ -65,15 +65,15 @@ def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
         sent = jnp.clip(index, -last - 1, last) * cell + cell / 2
         return (sent / down).astype(leaf.dtype)
 
-    return jax.tree.unflatten(form, [one(leaf) for leaf in leaves])
+    return jax.tree.map(one, x)
 
 
 def quantise_update(bits: int) -> Transform:
     """`quantise` for the updates of a server's clients; b bits each and one float32.
 
-    It bounds no norm: clip after it where a bound is needed. Nor does it follow a
-    sparsifier: it sends every coordinate, and those that are 0 no longer as 0. Where
-    many are, as in a model that stands still, they drift by the scale over 2^b a round.
+    It bounds no norm: clip after it where a bound is needed. It sends every coordinate,
+    and those that are 0 no longer as 0. Where many are, behind a sparsifier or in a
+    model that stands still, they drift by the scale over 2^b a round.
     """
     check.positive_int(bits=bits)
 
@@ -141,8 +141,7 @@ def terngrad() -> Transform:
         scale = jnp.abs(v).max()
         chance = jnp.abs(v) / jnp.where(scale > 0, scale, 1)
         hit = jax.random.uniform(key, v.shape) < chance
-        bits = Bits.of(digit_bits(v.size, 3) + 32)
-        return scale * jnp.sign(v) * hit, bits
+        return scale * jnp.sign(v) * hit, Bits.of(digit_bits(v.size, 3) + 32)
 
     return of_vectors(compress, name="terngrad()")
 
@@ -249,7 +248,6 @@ def bit_plan(
     if total != int(total):
         raise ValueError(f"total must be an int for whole bits, got {total}.")
     floor = np.floor(plan + 1e-9)
-    missing = int(total) - int(floor.sum())
-    largest = np.argsort(floor - plan, kind="stable")[:missing]
-    floor[largest] += 1
+    largest = np.argsort(floor - plan, kind="stable")
+    floor[largest[: int(total) - int(floor.sum())]] += 1
     return floor

@@ -28,8 +28,7 @@ from fedjax_core.privacy.calibration import gaussian_log_delta, least_noise
 
 Adjacency = Literal["add-or-remove", "replace-one"]
 
-# More noise than this leaves the formulas for sampling no digits; less is on the safe
-# side.
+# More noise leaves the formulas for sampling no digits; less is on the safe side.
 _MAX_NOISE = 1e6
 
 # The relations that each participation has a guarantee for; the first is the default.
@@ -44,12 +43,7 @@ _ADJACENCIES: dict[type, tuple[Adjacency, ...]] = {
 def sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
     """Most that the sum of clipped updates moves between neighbouring populations.
 
-    Args:
-      clip_norm: bound on the norm of one client's update, > 0.
-      adjacency: "add-or-remove" or "replace-one".
-
-    Returns:
-      `clip_norm` for "add-or-remove", `2 * clip_norm` for "replace-one".
+    It is `clip_norm` > 0 for "add-or-remove", `2 * clip_norm` for "replace-one".
     """
     check.positive(clip_norm=clip_norm)
     check.one_of(get_args(Adjacency), adjacency=adjacency)
@@ -165,15 +159,12 @@ def noise_multiplier_for(
     """
     check.positive(epsilon=epsilon)
 
+    run = {"num_clients": num_clients, "rounds": rounds, "delta": delta}
+
     @functools.cache
     def excess(noise: float) -> float:
         spent = _epsilon(
-            participation,
-            num_clients=num_clients,
-            rounds=rounds,
-            noise_multiplier=noise,
-            delta=delta,
-            adjacency=adjacency,
+            participation, noise_multiplier=noise, adjacency=adjacency, **run
         )
         return math.log(spent / epsilon)
 
@@ -185,18 +176,14 @@ def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
 
     Basic composition, for any releases, also such that look at earlier ones. All have
     to be for the same neighbours: a guarantee for the exchange of a client is one for
-    the exchange of an example of it, so that what training and a release for examples
-    give away adds up for examples.
+    the exchange of an example of it. Dwork and Roth, "The Algorithmic Foundations of
+    Differential Privacy", 2014, theorem 3.16.
 
     Args:
       *guarantees: (epsilon, delta) of each, >= 0 and in [0, 1).
 
     Returns:
       (epsilon, delta), delta 1 where they add up to more: it says nothing.
-
-    References:
-      Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
-      theorem 3.16.
     """
     for epsilon, delta in guarantees:
         check.non_negative(epsilon=epsilon)
@@ -269,6 +256,13 @@ def _loss_epsilon(
     these divergences is symmetric: a loss of -e has exp(-e) times the probability of a
     loss of e, and what is missing from 1 sits at 0.
     """
+    try:
+        from dp_accounting import pld  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ImportError(
+            "accounting for sampled cohorts needs dp_accounting: "
+            "pip install 'fedjax_core[privacy]'"
+        ) from error
     step, size = _grid(rate, noise, rounds)
     losses = step * np.arange(0 if replace else -size, size + 1)
     # Where log(M / Q) reaches each loss, and the tails of M and Q from there on.
@@ -290,14 +284,9 @@ def _loss_epsilon(
         forth[0] += 1 - tail_m[0]
         back[0] += tail_q[-1]
         sides = [(forth, tail_m[-1]), (back, 1 - tail_q[0])]
-    pld = _dp_accounting().pld
-    pair = [
-        # Masses near the smallest float overflow in dp_accounting's quotients.
-        pld.pld_pmf.DensePLDPmf(
-            step, -size, np.where(mass > 1e-280, mass, 0), infinite, True
-        )
-        for mass, infinite in sides
-    ]
+    # Masses near the smallest float overflow in dp_accounting's quotients.
+    sides = [(np.where(mass > 1e-280, mass, 0), infinite) for mass, infinite in sides]
+    pair = [pld.pld_pmf.DensePLDPmf(step, -size, *side, True) for side in sides]
     composed = pld.privacy_loss_distribution.PrivacyLossDistribution(*pair)
     return composed.self_compose(rounds).get_epsilon_for_delta(delta)
 
@@ -322,9 +311,8 @@ def _grid(rate: float, noise: float, rounds: int) -> tuple[float, int]:
     log_expm1 = square + math.log(-math.expm1(-square))
     deviation = math.sqrt(np.logaddexp(0, 2 * math.log(rate) + log_expm1))
     # Of the sum of losses. The deviation overstates rare and large ones.
-    spread = largest + 20 * math.sqrt(rounds) * min(
-        deviation, math.sqrt(rate) * largest
-    )
+    typical = min(deviation, math.sqrt(rate) * largest)
+    spread = largest + 20 * math.sqrt(rounds) * typical
     # A small part of the deviation, but few points in all.
     step = max(min(1e-3, deviation / 20), spread / 4e5)
     return step, math.ceil(largest / step)
@@ -334,19 +322,16 @@ def _renyi_epsilon(
     rate: float, noise: float, rounds: int, delta: float, replace: bool
 ) -> float:
     """R of `epsilon`, for the pairs of `_loss_epsilon`; may be negative."""
-
-    def log_ratio(x):  # log(M / Q)
-        return np.logaddexp(math.log1p(-rate), math.log(rate) + (x - 0.5) / noise**2)
+    log_rest, log_rate = math.log1p(-rate), math.log(rate)
 
     def divergence(order: float) -> float:
         # The moment minus 1 as an integral of what is positive: nothing cancels.
         def excess(x: float) -> float:
-            loss = log_ratio(x)
-            most = math.expm1(order * loss)
+            loss = np.logaddexp(log_rest, log_rate + (x - 0.5) / noise**2)
             rest = -order * math.expm1(loss)
             if replace:
                 rest = math.expm1((1 - order) * loss) - math.expm1(loss)
-            return (most + rest) * math.exp(-0.5 * (x / noise) ** 2)
+            return (math.expm1(order * loss) + rest) * math.exp(-0.5 * (x / noise) ** 2)
 
         low, high = (0.5 if replace else -12 * noise), order + 12 * noise
         inside = [x for x in (0.0, order) if low < x < high]
@@ -363,14 +348,3 @@ def _renyi_epsilon(
         slack = (math.log(delta) + math.log(order)) / (order - 1)
         best = min(best, spent + math.log1p(-1 / order) - slack)
     return best
-
-
-def _dp_accounting() -> Any:
-    try:
-        import dp_accounting  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ImportError(
-            "accounting for sampled cohorts needs dp_accounting: "
-            "pip install 'fedjax_core[privacy]'"
-        ) from error
-    return dp_accounting

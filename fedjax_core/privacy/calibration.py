@@ -34,19 +34,16 @@ def gaussian_sigma_classical(
 
     .. math:: \sigma = \sqrt{2 \ln(1.25 / \delta)} \, D / \varepsilon
 
-    The book prints it without a range. It is proved for epsilon < 1 and wrong for large
-    ones: with delta = 1e-5 and epsilon = 10 the true delta is 2.27e-5. Below 1 it is
-    right but generous; `gaussian_sigma` is as small as it may be.
+    Jung prints it without a range (Section 9.2, below (181)). It is proved for epsilon
+    < 1 (Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
+    theorem A.1) and wrong for large ones: with delta = 1e-5 and epsilon = 10 the true
+    delta is 2.27e-5. Below 1 it is right but generous, see `gaussian_sigma`.
 
     Args:
       epsilon: > 0, and < 1 unless allowed.
       delta: in (0, 1).
       sensitivity: D, in the Euclidean norm, > 0.
       allow_large_epsilon: return the number for epsilon >= 1 too, to compare with it.
-
-    References:
-      Jung, Section 9.2, below (181); Dwork and Roth, "The Algorithmic Foundations of
-      Differential Privacy", 2014, theorem A.1.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
     check.open_interval(0, 1, delta=delta)
@@ -81,14 +78,11 @@ def gaussian_delta(sigma: float, epsilon: float, sensitivity: float = 1.0) -> fl
 
 
 def gaussian_log_delta(noise: float, epsilon: float) -> float:
-    """The logarithm of `gaussian_delta`, which itself soon underflows.
+    """The logarithm of `gaussian_delta`; -inf where floating point ends.
 
     Args:
       noise: standard deviation over sensitivity, > 0.
       epsilon: >= 0.
-
-    Returns:
-      A float < 0, -inf where floating point ends.
     """
     first = float(special.log_ndtr(0.5 / noise - epsilon * noise))
     second = epsilon + float(special.log_ndtr(-0.5 / noise - epsilon * noise))
@@ -153,16 +147,13 @@ def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
 def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
     """Rényi divergence of normal noise: order * sensitivity^2 / (2 sigma^2).
 
+    The gamma of one release; those of several releases add up, order by order. Jung,
+    Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017, proposition 7.
+
     Args:
       order: the a of (a, gamma)-RDP, > 1.
       sigma: standard deviation of the noise, > 0.
       sensitivity: in the Euclidean norm, > 0.
-
-    Returns:
-      The gamma of one release; those of several releases add up, order by order.
-
-    References:
-      Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017, prop. 7.
     """
     check.positive(sigma=sigma, sensitivity=sensitivity)
     check.open_interval(1, math.inf, order=order)
@@ -172,16 +163,13 @@ def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
 def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
     """Epsilon such that (order, gamma)-RDP implies (epsilon, delta)-DP.
 
-    gamma + log(1/delta) / (order - 1); take the smallest over several orders. The book
-    only says that some epsilon follows. `privacy.epsilon` converts more tightly.
+    gamma + log(1/delta) / (order - 1), Mironov, CSF 2017, proposition 3; take the
+    smallest over several orders. `privacy.epsilon` converts more tightly.
 
     Args:
       order: > 1.
       gamma: >= 0.
       delta: in (0, 1).
-
-    References:
-      Mironov, "Rényi Differential Privacy", CSF 2017, proposition 3.
     """
     check.non_negative(gamma=gamma)
     check.open_interval(1, math.inf, order=order)

@@ -5,8 +5,7 @@ neighbours are :math:`D_a \le \varphi a` for all orders a > 1. Budgets of messag
 up, also of adaptive ones. Normal noise of standard deviation :math:`\sigma` on a
 sensitivity :math:`\Delta` has exactly :math:`\varphi = \Delta^2 / (2 \sigma^2)`.
 
-`DynamicBudget` and `SplitBudget` say what noise a message needs and what it spends;
-`spend` adds it up where a message was sent.
+Arguments and attributes out of the ranges given raise ValueError.
 
 References:
   Gauthier, "On Enabling Scalable, Personalized, and Private Federated Learning", NTNU
@@ -16,8 +15,7 @@ References:
 
 import dataclasses
 import math
-import sys
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -84,19 +82,14 @@ def minimiser_sensitivity(
     Returns:
       A float of floats, an array ``[n]`` where an argument has one entry per node.
     """
-    _check_each(gradient_bound=gradient_bound, curvature=curvature)
-    _check_each(num_examples=num_examples)
+    _check_each(
+        gradient_bound=gradient_bound, curvature=curvature, num_examples=num_examples
+    )
     return 2 * gradient_bound / (num_examples * curvature)
 
 
 def spend(spent: jax.Array, budget: ArrayLike, sent: ArrayLike) -> jax.Array:
-    """Adds the budget of a message for those who sent one.
-
-    Args:
-      spent: ``[n]``, before.
-      budget: ``[n]`` or one number.
-      sent: ``[n]`` bool. Who says nothing gives nothing away.
-    """
+    """Adds a message's budget, ``[n]`` or one, to what those spent who sent one."""
     return spent + jnp.where(sent, jnp.asarray(budget, spent.dtype), 0)
 
 
@@ -112,9 +105,6 @@ class DynamicBudget:
       first: phi_1 > 0, what the first message spends.
       decay: zeta in (0, 1]; 1 spends the same on every message.
       schedule: which of the two is geometric.
-
-    Raises:
-      ValueError: an attribute out of range.
     """
 
     first: float
@@ -151,10 +141,8 @@ class DynamicBudget:
         r"""What `messages` >= 1 spend at a sensitivity that stays.
 
         :math:`\varphi_1 (1 - \zeta^T) / (\zeta^{T - 1} - \zeta^T)`, with "budget" at
-        any sensitivity; Gauthier, the corollary of Theorem I.
-
-        Raises:
-          ValueError: it is out of range.
+        any sensitivity; Gauthier, the corollary of Theorem I. Raises ValueError where
+        it is out of range.
         """
         check.positive_int(messages=messages)
         growth = -math.log(self.decay)
@@ -162,13 +150,13 @@ class DynamicBudget:
         if growth:
             units = math.expm1(-messages * growth) / math.expm1(-growth)
         log = math.log(self.first) + (messages - 1) * growth + math.log(units)
-        if log >= math.log(sys.float_info.max):
+        try:
+            return math.exp(log)
+        except OverflowError:
             raise ValueError(
                 f"messages must be so few that their budgets have a finite sum, got "
-                f"{messages} with first={self.first} and decay={self.decay}: "
-                f"exp({log:.4g})."
-            )
-        return math.exp(log)
+                f"{messages} with first={self.first} and decay={self.decay}."
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +171,6 @@ class SplitBudget:
       epsilon: of all messages together, > 0.
       delta: in (0, 1).
       messages: T >= 1; a run of more rounds is refused.
-
-    Raises:
-      ValueError: an attribute out of range.
     """
 
     epsilon: float
@@ -198,9 +183,7 @@ class SplitBudget:
         check.positive_int(messages=self.messages)
 
     @classmethod
-    def matching(
-        cls, budget: DynamicBudget, delta: float, messages: int
-    ) -> "SplitBudget":
+    def matching(cls, budget: DynamicBudget, delta: float, messages: int) -> Self:
         """The same total (epsilon, delta) as `budget` has after `messages`."""
         return cls(budget_epsilon(budget.total(messages), delta), delta, messages)
 
@@ -209,11 +192,9 @@ class SplitBudget:
     ) -> tuple[jax.Array, jax.Array]:
         """As for `DynamicBudget`: every message has the same noise."""
         del t, first_sensitivity
-        sigma = gaussian_sigma_classical(
-            self.epsilon / self.messages,
-            self.delta / self.messages,
-            allow_large_epsilon=True,
-        ) * jnp.asarray(sensitivity)
+        each = self.epsilon / self.messages, self.delta / self.messages
+        unit = gaussian_sigma_classical(*each, allow_large_epsilon=True)
+        sigma = unit * jnp.asarray(sensitivity)
         return sigma, gaussian_budget(sigma, sensitivity)
 
 
@@ -223,10 +204,7 @@ Budget = DynamicBudget | SplitBudget
 def _check_each(**values: Any) -> None:
     """Raises ValueError unless every known entry is > 0 and finite; names one."""
     for name, value in values.items():
-        if is_known(value):
-            entries = np.asarray(value)
-            wrong = ~(np.isfinite(entries) & (entries > 0))
-            if wrong.any():
-                raise ValueError(
-                    f"{name} must be > 0 and finite, got {entries[wrong].flat[0]}."
-                )
+        known = np.asarray(value if is_known(value) else 1)
+        wrong = known[~(np.isfinite(known) & (known > 0))]
+        if wrong.size:
+            raise ValueError(f"{name} must be > 0 and finite, got {wrong[0]}.")

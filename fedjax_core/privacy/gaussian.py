@@ -1,7 +1,7 @@
 """Noise on the aggregate, or on what every client sends."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 
@@ -33,7 +33,7 @@ def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
       law: of the noise.
     """
     check.non_negative(sigma=sigma)
-    check.one_of(("normal", "laplace"), law=law)
+    check.one_of(get_args(Law), law=law)
 
     def apply(message: Message, key: Key) -> Message:
         return message._replace(update=add_noise(key, message.update, sigma, law))
@@ -50,11 +50,10 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
 
     C is the bound that the clients' program declares for one update, set by
     `transform.clip`. Clients count equally, as the bound on the sum requires, and the
-    noise is drawn in float32 once per round, also when no client took part or, under
-    `Poisson` participation, none that did has an example. m is a
-    constant, since the number of clients that took part is itself private under Poisson
-    participation; pass ``participation.expected_cohort_size(num_clients)``. What a run
-    spends is `privacy.epsilon` of the same participation and noise multiplier.
+    noise is drawn in float32 once per round, also when nobody took part or had an
+    example. m is a constant, since under `Poisson` participation the number of clients
+    is itself private; pass ``participation.expected_cohort_size(num_clients)``. What a
+    run spends is `privacy.epsilon` of the same participation and noise multiplier.
 
     Args:
       noise_multiplier: z, standard deviation of the noise on the sum over C, >= 0.
@@ -79,16 +78,13 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
                 f"{cast.norm_bound}; pass transform=clip(clip_norm) or put clip after "
                 "transforms that keep a residual."
             )
-        std = noise_multiplier * cast.norm_bound
-        noisy_sum = noise_by_leaf(
-            cast.key, plain.finish(acc, cast), std, jax.random.normal
-        )
+        std, exact = noise_multiplier * cast.norm_bound, plain.finish(acc, cast)
+        noisy_sum = noise_by_leaf(cast.key, exact, std, jax.random.normal)
         return jax.tree.map(lambda x: x / expected_cohort_size, noisy_sum)
 
-    name = f"gaussian_mean({noise_multiplier}, {expected_cohort_size})"
     return plain._replace(
         finish=finish,
-        name=name,
+        name=f"gaussian_mean({noise_multiplier}, {expected_cohort_size})",
         noisy=True,
         expected_cohort_size=expected_cohort_size,
     )

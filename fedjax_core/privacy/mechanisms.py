@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from fedjax_core import check, random
 from fedjax_core.arrays import is_known
@@ -29,15 +30,12 @@ Stage = Callable[[Key, Any], Any]
 
 
 def add_gaussian(key: Key, tree: PyTree, sigma: jax.Array | float) -> PyTree:
-    """Adds independent normal noise to every entry (Jung, (181)).
+    """Adds independent normal noise to every entry (Jung, (181)); dtypes stay.
 
     Args:
       key: PRNG key.
       tree: leaves of float32 or float64, of any shape.
       sigma: standard deviation, > 0 (leave the noise out instead); may be traced.
-
-    Returns:
-      Like `tree`, same dtypes.
 
     Raises:
       TypeError: a leaf has another dtype. Halves are multiples of so large a step that
@@ -64,8 +62,7 @@ def noise_by_leaf(key: Key, tree: PyTree, scale: Any, draw: Any) -> PyTree:
     """
 
     def add(leaf, key):
-        x = jnp.asarray(leaf)
-        _floating(x)
+        x = _floats(leaf)
         if jnp.finfo(x.dtype).bits < 32:
             raise TypeError(
                 f"noise needs arrays of float32 or float64, got dtype {x.dtype}, which "
@@ -89,8 +86,8 @@ def randomised_response(
 ) -> jax.Array:
     """Keeps a label with `response_probability`, else takes another one at random.
 
-    Exactly (epsilon, 0)-DP for each label: no answer is more than e^epsilon times as
-    likely for one label as for another.
+    Exactly (epsilon, 0)-DP for each label. Kairouz, Oh and Viswanath, "Extremal
+    Mechanisms for Local Differential Privacy", JMLR 2016.
 
     Args:
       key: PRNG key.
@@ -100,10 +97,6 @@ def randomised_response(
 
     Returns:
       Like `labels`.
-
-    References:
-      Kairouz, Oh and Viswanath, "Extremal Mechanisms for Local Differential Privacy",
-      JMLR 2016.
     """
     keep = response_probability(num_classes, epsilon)
     labels = _labels(labels, num_classes)
@@ -148,10 +141,9 @@ def replace_features(
     """
     check.in_range(0, 1, probability=probability)
     check.one_of(("gaussian", "marginals"), matched=matched)
-    x = jnp.asarray(x)
+    x = _floats(x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (m, d), got {x.shape}.")
-    _floating(x)
     coin, draw = jax.random.split(key)
     if matched == "gaussian":
         mean = x.mean(0, keepdims=True)
@@ -170,8 +162,7 @@ def subsample(key: Key, examples: PyTree, size: int) -> PyTree:
     """Keeps `size` of the m data points at random, without repetition.
 
     For datasets that differ in one data point this alone is (0, size/m)-DP and no
-    better: that point, when kept, is shown as it is. Batches of FedSGD are such
-    samples.
+    better: that point, when kept, is shown as it is.
 
     Args:
       key: PRNG key.
@@ -185,8 +176,7 @@ def subsample(key: Key, examples: PyTree, size: int) -> PyTree:
     counts = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(examples)}
     if len(counts) != 1:
         raise ValueError(f"examples must agree in length, got {sorted(counts)}.")
-    (num,) = counts
-    if size > num:
+    if size > (num := counts.pop()):
         raise ValueError(f"size must be <= {num}, the data points, got {size}.")
     chosen = jax.random.permutation(key, num)[:size]
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[chosen], examples)
@@ -213,9 +203,11 @@ def concatenate(*stages: Stage) -> Stage:
     return run
 
 
-def _floating(x: jax.Array) -> None:
+def _floats(x: ArrayLike) -> jax.Array:
+    x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"noise needs floating-point arrays, got dtype {x.dtype}.")
+    return x
 
 
 def check_classes(num_classes: int, dtype: Any = int) -> None:
