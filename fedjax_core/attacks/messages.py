@@ -83,10 +83,7 @@ def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
         _require_floats(message)
 
         def one(m, goal):
-            goal = jnp.asarray(goal, m.dtype)
-            goal = jnp.broadcast_to(
-                goal.reshape((1,) * (m.ndim - goal.ndim) + goal.shape), m.shape
-            )
+            goal = jnp.broadcast_to(jnp.asarray(goal, m.dtype), m.shape)
             move = jnp.asarray(strength, m.dtype) * (goal - m)
             # Exactly the target at full strength.
             return jnp.where(jnp.asarray(strength) == 1, goal, m + move)
@@ -121,8 +118,8 @@ def poison(
       attack: see the module.
       key: for an attack that draws.
     """
-    leaf = jax.tree.leaves(messages)[0]
-    rows = as_mask("attacked", attacked, leaf.shape[:1])
+    rows = jax.tree.leaves(messages)[0].shape[:1]
+    rows = as_mask("attacked", attacked, rows)
     return keep_rows(rows, attack(messages, key), messages)
 
 
@@ -199,45 +196,34 @@ def growing(order: Sequence[int], num: int) -> jax.Array:
     The first is empty; a run mapped over the rows is a sweep over attack strengths.
 
     Args:
-      order: different nodes, the first to be attacked first.
+      order: different nodes in 0..n-1, the first to be attacked first.
       num: n.
 
     Raises:
-      ValueError: a node twice or outside 0..n-1.
       TypeError: nodes that are not ints.
     """
-    nodes = np.asarray(order)
-    if nodes.size == 0:
-        nodes = nodes.astype(int)
+    nodes = np.asarray(order) if len(order) else np.zeros(0, int)
     if nodes.dtype.kind not in "iu":
         raise TypeError(f"order must be ints, got dtype {nodes.dtype}.")
     if len(set(nodes.tolist())) < len(nodes) or ((nodes < 0) | (nodes >= num)).any():
         raise ValueError(
             f"order must hold different nodes in 0..{num - 1}, got {list(order)}."
         )
-    rank = np.full(num, len(nodes))
-    rank[nodes] = np.arange(len(nodes))
-    return jnp.asarray(rank < np.arange(len(nodes) + 1)[:, None])
+    attacked = np.zeros((len(nodes) + 1, num), bool)
+    for i, node in enumerate(nodes, 1):
+        attacked[i:, node] = True
+    return jnp.asarray(attacked)
 
 
 def smallest_attack(
     errors: ArrayLike | Sequence[float], rise: float = 0.2
 ) -> int | None:
-    """The smallest number of attacked nodes that raises an error by a fraction.
-
-    Jung, Exercise 10.2.
+    """The smallest number of attacked nodes that raises an error; None if none does.
 
     Args:
-      errors: ``[k + 1]``, the target's validation error with 0, 1, ... attacked nodes.
-        One that is not finite counts as raised.
-      rise: > 0; 0.2 is the goal of the book's exercise.
-
-    Returns:
-      None where no number of them does.
-
-    Raises:
-      ValueError: `errors` is empty or of another shape, or the error without an attack
-        is not finite.
+      errors: ``[k + 1]``, the target's validation error with 0, 1, ... attacked nodes,
+        finite with 0 and, where not finite, raised.
+      rise: by what fraction, > 0; 0.2 is the goal of Jung, Exercise 10.2.
     """
     check.positive(rise=rise)
     errors = np.asarray(errors)
@@ -246,9 +232,8 @@ def smallest_attack(
     honest = errors[0]
     if not np.isfinite(honest):
         raise ValueError(f"errors must start with a finite one, got {honest}.")
-    raised = (errors > honest) & (errors >= (1 + rise) * honest)
-    reached = np.flatnonzero(raised | ~np.isfinite(errors))
-    return int(reached[0]) if reached.size else None
+    raised = (errors > honest) & (errors >= (1 + rise) * honest) | ~np.isfinite(errors)
+    return int(raised.argmax()) if raised.any() else None
 
 
 def _require_floats(message: PyTree) -> None:

@@ -38,8 +38,7 @@ def bipartition(
 
       (c_1, c_2) = \arg\min_{c_1 \cup c_2 = c} \max_{i \in c_1, j \in c_2} S_{ij}
 
-    It is found by removing the weakest edge of the cluster's maximum spanning tree,
-    which is where merging the most similar clients first stops at two components
+    It is found by removing the weakest edge of the cluster's maximum spanning tree
     (single linkage). One pass of Prim's algorithm, M steps of O(M), finds the trees of
     all clusters.
 
@@ -110,23 +109,23 @@ def separation(
 ) -> Separation:
     """Measures the separation gap where it is known who has which distribution.
 
+    Sattler, 2021, Definition of g and Corollary 2.
+
     Args:
       similarity: ``[M, M]``, as for `bipartition`, whose errors are raised.
       truth: ``[M]``, the distribution of each client.
       cluster: see `bipartition`.
       num_clusters: K.
       cut: what `bipartition` makes of these, where that is known already.
-
-    References:
-      Sattler, 2021, Definition of g and Corollary 2.
     """
     cut = cut or bipartition(similarity, cluster, num_clusters)
     S, cluster = _checked(similarity, cluster, num_clusters)
     truth = jnp.asarray(truth)
     pairs = _together(cluster) & (truth[:, None] == truth[None, :])
     pairs &= ~jnp.eye(len(truth), dtype=bool)
-    nearest = jnp.where(pairs, S, 1).min(1)
-    intra = by_cluster(nearest, cluster, num_clusters, jax.ops.segment_min)
+    intra = by_cluster(
+        jnp.where(pairs, S, 1).min(1), cluster, num_clusters, jax.ops.segment_min
+    )
     intra = jnp.minimum(intra, 1)
     return Separation(intra, cut.cross, intra - cut.cross)
 

@@ -44,9 +44,8 @@ def inspect(
     S = similarity(updates)
     means = cluster_means(updates, cluster, weights, num_clusters)
     sizes = by_cluster(row_norms(updates), cluster, num_clusters, jax.ops.segment_max)
-    largest = jnp.maximum(sizes, 0)
     cut = bipartition(S, cluster, num_clusters)
-    return Inspection(S, cut, row_norms(means), largest)
+    return Inspection(S, cut, row_norms(means), jnp.maximum(sizes, 0))
 
 
 def worth_splitting(
@@ -56,13 +55,11 @@ def worth_splitting(
 
     :math:`\lVert \Delta_c \rVert < \varepsilon_1`, unless that is None;
     :math:`\max_i \lVert u_i \rVert \ge \varepsilon_2`; and
-    :math:`\alpha_{cross}^{max} < 1 - 2 \gamma_{max}^2`, which is
-    :math:`\gamma_{max} < \sqrt{(1 - \alpha_{cross}^{max}) / 2}`.
+    :math:`\alpha_{cross}^{max} < 1 - 2 \gamma_{max}^2`.
 
     References:
       Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
       Distributed Data", TU Berlin 2021, section on when to split.
     """
-    apart = seen.cut.cross < alpha_threshold(gamma_max)
-    apart &= seen.max_norm >= eps2
+    apart = (seen.cut.cross < alpha_threshold(gamma_max)) & (seen.max_norm >= eps2)
     return apart if eps1 is None else apart & (seen.mean_norm < eps1)

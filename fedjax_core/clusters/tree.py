@@ -58,9 +58,8 @@ class Tree(NamedTuple):
 
 def seedling(num_nodes: int, num_clients: int) -> Tree:
     """A root with everybody in it."""
-    parent = jnp.full(num_nodes, -1, jnp.int32)
-    removed = jnp.full(num_clients, -1, jnp.int32)
-    return Tree(parent, jnp.zeros(num_clients, jnp.int32), removed)
+    none = jnp.full(num_clients, -1, jnp.int32)
+    return Tree(jnp.full(num_nodes, -1, jnp.int32), none + 1, none)
 
 
 def complete(tree: Tree, arrived: jax.Array, cohort: Cohort) -> jax.Array:
@@ -127,9 +126,8 @@ def prune(
     second = second > by_cluster(counted, leaf, tree.num_nodes)  # is the larger one
     goes = broken | counted & ready[leaf] & (part != second[leaf])
     at = jnp.where(goes, cohort.client_id, len(tree.label))
-    return tree._replace(
-        removed=tree.removed.at[at].set(cohort.round, mode="drop")
-    ), ready
+    removed = tree.removed.at[at].set(cohort.round, mode="drop")
+    return tree._replace(removed=removed), ready
 
 
 def fall_back(
@@ -209,8 +207,9 @@ def assign(
         goes = jnp.where(known, side, first <= second)
         return jnp.where(child[node] > 0, child[node] + goes, node), results.valid
 
+    def unfinished(carry):
+        return (child[carry[0]] > 0).any()
+
     start = jnp.zeros_like(leaf), cohort.client_mask
-    node, valid = lax.while_loop(
-        lambda carry: (child[carry[0]] > 0).any(), level, start
-    )
+    node, valid = lax.while_loop(unfinished, level, start)
     return jnp.where(valid, node, -1)

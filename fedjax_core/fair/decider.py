@@ -7,7 +7,7 @@ takes one as `mixing`, beside any server optimiser.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -67,13 +67,8 @@ def hear(
     The round's other pass leaves out whom this one excludes, ``cohort.only(valid)``,
     and both are counted by `fedjax_core.map.two_passes`. The work is whole epochs.
     """
-    results = map_clients(
-        full_loss(loss_fn),
-        params,
-        cohort.first_epochs(),
-        random.stream(key, "losses"),
-        reduce=(),
-    )
+    key, epochs = random.stream(key, "losses"), cohort.first_epochs()
+    results = map_clients(full_loss(loss_fn), params, epochs, key, reduce=())
     loss = jnp.where(results.valid, results.client_metrics["loss"], 0)
     loss = jnp.where(loss < 0, jnp.nan, loss)
     told = Told(loss, results.valid, cohort.client_id, cohort.num_examples)
@@ -118,7 +113,7 @@ def tilted(
       prior: :math:`q`: "examples" or "uniform".
       name: of the rule.
     """
-    check.one_of(("examples", "uniform"), prior=prior)
+    check.one_of(get_args(Prior), prior=prior)
 
     def update(state, told):
         q = prior_of(told, prior)

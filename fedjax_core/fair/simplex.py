@@ -100,7 +100,7 @@ def minimise(
         best = low.at[order].add(jnp.clip(left, 0, room))
         return grad @ (p - best)
 
-    def polished(p):
+    def better(p):
         slack = 64 * eps
         free = (p > low + slack) & (p < high - slack)
         held = jnp.where(free, 0, jnp.clip(p, low, high))
@@ -109,12 +109,8 @@ def minimise(
         rhs = jnp.stack([mine, free.astype(b.dtype)], 1)
         x, ones = jnp.linalg.solve(M, rhs).T
         nu = (x.sum() - (1 - held.sum())) / ones.sum()
-        q = jnp.where(free, x - nu * ones, held)
-        return jnp.clip(q, low, high), jnp.abs(jnp.clip(q, low, high).sum() - 1)
-
-    def better(p):
-        q, off = polished(p)
-        good = (off < 64 * eps) & (gap(q) <= gap(p))
+        q = jnp.clip(jnp.where(free, x - nu * ones, held), low, high)
+        good = (jnp.abs(q.sum() - 1) < slack) & (gap(q) <= gap(p))
         return jnp.where(good, q, p)
 
     def step(carry):

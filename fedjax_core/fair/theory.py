@@ -53,16 +53,17 @@ def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
     Raises:
       ValueError: a known response is not finite, or -1 or less, which has no logarithm.
     """
-    r = as_float(responses)
-    _check_responses(r)
+    r = _checked(responses)
     T, K = r.shape
     return _best(r, jnp.ones(T, r.dtype), jnp.full(K, 1 / K, r.dtype), steps)
 
 
-def _check_responses(r: jax.Array) -> None:
+def _checked(responses: ArrayLike) -> jax.Array:
+    r = as_float(responses)
     check_finite(responses=r)
     if is_known(r) and (np.asarray(r) <= -1).any():
         raise ValueError(f"responses must be > -1, got {np.min(r)}.")
+    return r
 
 
 def _best(
@@ -82,8 +83,7 @@ def _best(
         i, p, _ = carry
         each = slopes(p)
         apart = each - each.mean(1, keepdims=True)
-        scaled = share[:, None] * apart
-        curvature = scaled.T @ apart
+        curvature = (share[:, None] * apart).T @ apart
         target = minimise(curvature, curvature @ p + share @ each)
         tried = p[None] + shorter[:, None] * (target - p)[None]
         losses = jax.vmap(paid)(tried)
@@ -112,8 +112,7 @@ def regret(decisions: ArrayLike, responses: ArrayLike) -> jax.Array:
     Raises:
       ValueError: as for `best_fixed`.
     """
-    r = as_float(responses)
-    _check_responses(r)
+    r = _checked(responses)
     return _regret(decision_loss(decisions, r), r)
 
 
