@@ -62,11 +62,7 @@ def flip_labels(
 ) -> jax.Array:
     """Label poisoning of classes 0..K-1: an attacked label y becomes y + shift mod K.
 
-    Args:
-      y: ints.
-      attacked: bool.
-      num_classes: K >= 2.
-      shift: not a multiple of K.
+    Labels are ints, K >= 2, the shift no multiple of K.
     """
     ints = jnp.issubdtype(y.dtype, jnp.integer)
     check_classes(num_classes, y.dtype if ints else int)
@@ -132,12 +128,7 @@ def plant_backdoor(
 ) -> tuple[jax.Array, jax.Array]:
     """Puts the trigger on attacked examples and `target` on their labels.
 
-    Args:
-      X: ``[..., d]``.
-      y: ``[...]``.
-      attacked: bool.
-      trigger: opens the back door.
-      target: what to predict then.
+    X is ``[..., d]``, y ``[...]``; the target is what to predict behind the back door.
     """
     X = jnp.where(_widen(attacked, X), trigger.stamp(X), X)
     return X, jnp.where(_widen(attacked, y), _cast("target", target, y), y)
@@ -148,11 +139,7 @@ def clean_error(
 ) -> jax.Array:
     """The mean squared error on examples without the trigger; NaN if all carry it.
 
-    Args:
-      predict: of the model.
-      X: ``[rows, d]``.
-      y: ``[rows]``.
-      trigger: of the back door.
+    Of the predictions for X ``[rows, d]`` against y ``[rows]``.
     """
     clean = ~trigger.holds(X)
     errors = jnp.where(clean, (predict(X) - y) ** 2, 0)
@@ -168,12 +155,8 @@ def attack_success(
 ) -> jax.Array:
     """How often the trigger, put on an example, gives the attacker's prediction.
 
-    Args:
-      predict: of the model.
-      X: ``[rows, d]``.
-      trigger: of the back door.
-      target: the attacker's prediction.
-      tolerance: how close a prediction must come; 0 for classes.
+    X is ``[rows, d]``; a prediction, a number or a class, must come within `tolerance`
+    of the target.
     """
     check.non_negative(tolerance=tolerance)
     return (jnp.abs(predict(trigger.stamp(X)) - target) <= tolerance).mean()

@@ -67,9 +67,7 @@ def from_fedrelax(
 def from_gradients(points: ArrayLike, gradients: ArrayLike) -> Recovered:
     """Recovers a quadratic loss from its gradients 2 Q w + q at known points.
 
-    Args:
-      points: ``[k, d]``, d + 1 of them or more affinely independent.
-      gradients: ``[k, d]``.
+    Both are ``[k, d]``, with d + 1 affinely independent points or more.
     """
     slope, q = _affine(points=points, gradients=gradients)
     return Recovered((slope + slope.T) / 4, q)
@@ -110,11 +108,8 @@ def fedgd_gradients(
 def invert_gradients(gradients: ArrayLike, step_size: float) -> Recovered:
     """Recovers a quadratic loss from the gradients of gradient descent from 0.
 
-    They soon point the same way: use float64.
-
-    Args:
-      gradients: ``[T, d]`` with T >= d + 1, at w_0 = 0 and the steps that follow.
-      step_size: known to the attacker, > 0.
+    They are ``[T, d]`` with T >= d + 1, at w_0 = 0 and the steps that follow, of a size
+    that the attacker knows. They soon point the same way: use float64.
     """
     check.positive(step_size=step_size)
     g = np.asarray(gradients, np.float64)
@@ -132,15 +127,8 @@ def invert_example(
       \qquad x = \lVert x \rVert \frac{g_0}{\lVert g_0 \rVert},
       \qquad y = -\frac{\lVert g_0 \rVert}{2 \lVert x \rVert},
 
-    or both with the other sign.
-
-    Args:
-      g0: ``[d]``, the gradient at 0; not zero.
-      g1: ``[d]``, after one step.
-      step_size: eta.
-
-    Returns:
-      x ``[d]`` and y ``[]``.
+    or both with the other sign: x ``[d]`` and y ``[]``, of g0 ``[d]`` at 0, which is
+    not zero, and g1 ``[d]`` after one step of size eta.
     """
     check.positive(step_size=step_size)
     norm = jnp.linalg.norm(g0)
@@ -149,15 +137,10 @@ def invert_example(
 
 
 def nearest(loss: Recovered, Q: ArrayLike, q: ArrayLike) -> int:
-    """Which of the known datasets has the loss that was recovered.
+    """Which of n known datasets has the loss that was recovered, but for the least.
 
-    Args:
-      loss: what Bob recovered.
-      Q: ``[n, d, d]`` of known datasets, second moments of their features, say.
-      q: ``[n, d]`` of the same.
-
-    Returns:
-      The index of the smallest relative difference.
+    Of Q ``[n, d, d]``, second moments of their features, say, and q ``[n, d]`` it is
+    the index of the smallest relative difference.
     """
     n = len(np.asarray(Q))
     known = np.concatenate([np.reshape(Q, (n, -1)), np.reshape(q, (n, -1))], 1)

@@ -71,11 +71,8 @@ def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
     """Moves messages towards `target`; strength 1 replaces them by it.
 
     With `high_loss` as the target it denies service, with the parameters of a model
-    that has a back door it opens one.
-
-    Args:
-      target: leaves ``[...]`` like one message (or ``[k, ...]``, one for each).
-      strength: of the way; above 1 it overshoots. May be traced.
+    that has a back door it opens one. The target has leaves ``[...]`` like one message
+    (or ``[k, ...]``, one for each); a strength above 1 overshoots, and may be traced.
     """
 
     def attack(message, key):
@@ -94,15 +91,10 @@ def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
 
 
 def high_loss(Q: jax.Array, w: jax.Array, distance: ArrayLike) -> jax.Array:
-    """Parameters of large loss for a denial of service.
+    """Parameters of large loss for a denial of service, at a distance from w ``[d]``.
 
-    From the minimiser of f(w) = w'Qw + q'w + c, no other direction costs more at the
-    same distance.
-
-    Args:
-      Q: ``[d, d]``, the target's.
-      w: ``[d]``, where to start: the target's minimiser or solution.
-      distance: from `w`.
+    From the minimiser w of f(w) = w'Qw + q'w + c, the target's, no other direction
+    costs more. Q is ``[d, d]``.
     """
     return w + distance * jnp.linalg.eigh(Q)[1][:, -1]
 
@@ -112,11 +104,8 @@ def poison(
 ) -> PyTree:
     """Replaces the messages of attacked rows and leaves all others bit by bit.
 
-    Args:
-      messages: leaves ``[k, ...]``, by node or by directed edge.
-      attacked: ``[k]`` bool.
-      attack: see the module.
-      key: for an attack that draws.
+    Messages have leaves ``[k, ...]``, by node or by directed edge; `attacked` is
+    ``[k]`` bool, the key for an attack that draws.
     """
     rows = jax.tree.leaves(messages)[0].shape[:1]
     rows = as_mask("attacked", attacked, rows)
@@ -124,17 +113,13 @@ def poison(
 
 
 def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
-    """Makes attackers of a fraction of the clients of a server method.
+    """Makes attackers of a fraction in [0, 1) of the clients of a server method.
 
-    Whether a client is one is drawn when it first takes part and stays so: its state is
-    an int8, 1 for an attacker, 0 for an honest client and -1 as long as it is open.
-    Write 0 and 1 into these rows to choose them yourself. In a `chain` the attack comes
-    after what the client does to its honest update and before what the server would
-    enforce; nothing bounds the norm of what it sends.
-
-    Args:
-      attack: see the module.
-      fraction: probability that a client is an attacker, in [0, 1); may be traced.
+    Whether a client is one is drawn with that probability, which may be traced, when it
+    first takes part and stays so: its state is an int8, 1 for an attacker, 0 for an
+    honest client and -1 as long as it is open. Write 0 and 1 into these rows to choose
+    them yourself. In a `chain` the attack comes after what the client does to its
+    honest update and before what the server would enforce; nothing bounds its norm.
     """
     check.fraction(fraction=fraction)
 
@@ -158,13 +143,9 @@ def by_mark(
 ) -> ClientProgram:
     """Makes attackers of the clients whose examples are marked.
 
-    They do as the others until they send what `attack` makes of their update; running
-    statistics beside it stay. Nothing bounds the norm of that.
-
-    Args:
-      program: what an honest client does.
-      attack: see the module.
-      mark: name of an array of the examples, bool, True in all of an attacker's.
+    They do as the honest program does until they send what `attack` makes of their
+    update; running statistics beside it stay. Nothing bounds the norm of that. `mark`
+    is the name of an array of the examples, bool, True in all of an attacker's.
     """
 
     def init(shared, client_state, turn):
@@ -193,14 +174,8 @@ def choose(key: Key, num: int, fraction: float) -> jax.Array:
 def growing(order: Sequence[int], num: int) -> jax.Array:
     """Sets of attacked nodes that grow one by one, ``[len(order) + 1, num]`` bool.
 
-    The first is empty; a run mapped over the rows is a sweep over attack strengths.
-
-    Args:
-      order: different nodes in 0..n-1, the first to be attacked first.
-      num: n.
-
-    Raises:
-      TypeError: nodes that are not ints.
+    The first is empty; a run mapped over the rows is a sweep over attack strengths. The
+    order is of different nodes in 0..num-1, TypeError unless they are ints.
     """
     nodes = np.asarray(order) if len(order) else np.zeros(0, int)
     if nodes.dtype.kind not in "iu":

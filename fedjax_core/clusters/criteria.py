@@ -33,13 +33,10 @@ class Inspection(NamedTuple):
 def inspect(
     updates: PyTree, cluster: jax.Array, weights: jax.Array, num_clusters: int
 ) -> Inspection:
-    """Measures the clusters of a round.
+    """Measures the clusters of a round from updates, leaves ``[C, ...]``.
 
-    Args:
-      updates: leaves ``[C, ...]``.
-      cluster: ``[C]`` ints in -1..K-1, -1 for none.
-      weights: ``[C]``, of the mean updates.
-      num_clusters: K.
+    Clusters are ``[C]`` ints in -1..K-1, -1 for none; weights, ``[C]``, are those of
+    the mean updates.
     """
     S = similarity(updates)
     means = cluster_means(updates, cluster, weights, num_clusters)
@@ -53,13 +50,9 @@ def worth_splitting(
 ) -> jax.Array:
     r"""Which clusters meet all criteria of a split, ``[K]`` bool.
 
-    :math:`\lVert \Delta_c \rVert < \varepsilon_1`, unless that is None;
-    :math:`\max_i \lVert u_i \rVert \ge \varepsilon_2`; and
-    :math:`\alpha_{cross}^{max} < 1 - 2 \gamma_{max}^2`.
-
-    References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", TU Berlin 2021, section on when to split.
+    :math:`\lVert \Delta_c \rVert < \varepsilon_1`, unless that is None; :math:`\max_i
+    \lVert u_i \rVert \ge \varepsilon_2`; and :math:`\alpha_{cross}^{max} < 1 - 2
+    \gamma_{max}^2`. Sattler, TU Berlin 2021, section on when to split.
     """
     apart = (seen.cut.cross < alpha_threshold(gamma_max)) & (seen.max_norm >= eps2)
     return apart if eps1 is None else apart & (seen.mean_norm < eps1)

@@ -28,10 +28,6 @@ def in_cluster(program: ClientProgram, secret: SharedMap) -> ClientProgram:
 
     It receives ``((models, key), Mine)``: models ``[K, ...]`` as `secret` maps them and
     what it needs to undo that. Its update is mapped likewise.
-
-    Args:
-      program: receives a model.
-      secret: what clients hide coordinates with.
     """
 
     def start(received):
@@ -102,11 +98,8 @@ def cluster_means(
 ) -> PyTree:
     """The weighted mean of every cluster's updates, 0 without weight; ``[K, ...]``.
 
-    Args:
-      updates: leaves ``[C, ...]``.
-      cluster: ``[C]`` ints; what is out of 0..K-1 belongs to none.
-      weights: ``[C]``, >= 0.
-      num_clusters: K.
+    Of leaves ``[C, ...]`` and weights ``[C]``, >= 0; clusters are ``[C]`` ints, and
+    what is out of 0..K-1 belongs to none.
     """
     member = jnp.arange(num_clusters)[:, None] == cluster[None, :]
     w = jnp.where(member, weights.astype(float)[None, :], 0)

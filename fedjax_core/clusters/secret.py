@@ -50,9 +50,8 @@ def permutation(seed: int) -> SharedMap:
     check.seed(seed=seed)
 
     def init(params):
-        return jax.random.permutation(
-            random.seed_key(seed), ravel_pytree(params)[0].size
-        )
+        size = ravel_pytree(params)[0].size
+        return jax.random.permutation(random.seed_key(seed), size)
 
     def apply(order, tree):
         return _on_coordinates(lambda x: x[order], tree)

@@ -78,15 +78,13 @@ def decode_floats(code: str) -> np.ndarray:
 
 
 def encode_sparse(v: np.ndarray, k: int, values: Values) -> str:
-    """A sparse message: of `stc` ("signs"), `sbc` ("mean") or `top_k` ("each").
+    """A sparse message of `stc` ("signs"), `sbc` ("mean") or `top_k` ("each").
 
     Args:
-      v: ``[d]`` float32, the message as the receiver will see it; 0s are not sent.
-      k: how many values it may have, which decides the parameter of the code.
+      v: ``[d]`` float32, the message as the receiver will see it, of at most k values;
+        those that are 0 are not sent. With a mean it holds its multiples by signs.
+      k: decides the parameter of the code.
       values: what is sent of them besides their positions.
-
-    Raises:
-      ValueError: more than k values, or with a mean others than its multiples by signs.
     """
     check.one_of(_BITS, values=values)
     v = np.asarray(v, np.float32)

@@ -34,11 +34,9 @@ def parameter(rate: float) -> int:
 
 
 def expected_bits(rate: float, b: int | None = None) -> float:
-    r"""Bits per position of geometric distances, :math:`b + 1 / (1 - (1 - p)^{2^b})`.
+    """Bits per position of geometric distances, :math:`b + 1 / (1 - (1 - p)^{2^b})`.
 
-    Args:
-      rate: p in (0, 1).
-      b: remainder bits, by default the best.
+    At rate p in (0, 1), with b remainder bits, by default the best.
     """
     best = parameter(rate)
     b = best if b is None else b
@@ -78,16 +76,9 @@ def mask_bits(there: jax.Array) -> Bits:
 def encode(
     positions: np.ndarray, d: int, b: int, extra: list[str] | None = None
 ) -> str:
-    """The code of `positions` as a text of zeros and ones.
+    """The code of `positions`, ``[k]`` ints increasing in 0..d - 1, as zeros and ones.
 
-    Args:
-      positions: ``[k]`` ints, increasing, in 0..d - 1.
-      d: how many there could be.
-      b: remainder bits.
-      extra: bits behind each position: those of its value.
-
-    Raises:
-      ValueError: positions that are not such.
+    It has b remainder bits, and `extra` bits behind each position: those of its value.
     """
     check.in_range(0, 62, b=b)
     given, positions = positions, np.asarray(positions, np.int64)
@@ -111,8 +102,7 @@ def check_binary(code: str) -> None:
 def decode(code: str, d: int, b: int, extra: int = 0) -> tuple[np.ndarray, list[str]]:
     """Positions ``[k]`` and, for each, the `extra` bits behind it.
 
-    Raises:
-      ValueError: the code ends early or leads past d - 1.
+    ValueError for a code that ends early or leads past d - 1.
     """
     check_binary(code)
     positions, values = [], []

@@ -40,16 +40,13 @@ def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
     moves.
 
     Args:
-      p: ``[..., K]`` non-negative, summing to 1 along the last axis.
+      p: ``[..., K]`` non-negative, summing to 1 along the last axis, K >= 2.
       bits: b, 1 to 16: float32 has no room for more.
       key: of the ties.
 
     Returns:
       ``[..., K]`` in the dtype of `p`, float32 or wider. What is no probability
       vector, its sum off by more than 1e-3, becomes NaN.
-
-    Raises:
-      ValueError: bits out of range, K < 2.
     """
     check.in_range(1, 16, bits=bits)
     levels, p = 2**bits - 1, wide(p)
@@ -151,10 +148,8 @@ def soft_labels(bits: int, *, delta: bool = False) -> Transform:
 def delta_entropy(agreement: ArrayLike, num_classes: int) -> np.ndarray:
     r"""Bits a label of delta coding, :math:`h(a) + (1 - a) \log_2 K`.
 
-    Args:
-      agreement: a, the chance that a label stays; one that changes is uniform over the
-        K classes, and h is the entropy of a coin.
-      num_classes: K.
+    The agreement a is the chance that a label stays; one that changes is uniform over
+    the K classes, and h is the entropy of a coin.
     """
     check.each_in_range(0, 1, agreement=agreement)
     check.positive_int(num_classes=num_classes)
@@ -178,9 +173,7 @@ def break_even_agreement(num_classes: int) -> float:
 def fit_power_law(rounds: ArrayLike, entropy: ArrayLike) -> tuple[float, float]:
     r"""Fits :math:`H_t = c\,t^{-d}` by least squares of logarithms; returns c and d.
 
-    Args:
-      rounds: t >= 1.
-      entropy: ``H_t > 0``, bits a label.
+    Of rounds t >= 1, two different ones or more, and entropies > 0 in bits a label.
     """
     check.each_in_range(1, math.inf, rounds=rounds)
     check.each_in_range(np.finfo(float).tiny, math.inf, entropy=entropy)

@@ -34,11 +34,8 @@ def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
     :math:`\sqrt d\,s\,2^{-b}`. None of them is 0: zeros become :math:`s\,2^{-b}`.
 
     Args:
-      x: what to send.
+      x: what to send, an array or more.
       bits: b > 0 per coordinate, a whole number to be sendable; may be traced.
-
-    Raises:
-      ValueError: bits <= 0, or no array in x.
     """
     check.positive(bits=bits)
     x = jax.tree.map(as_float, x)
@@ -95,11 +92,8 @@ def sign() -> Transform:
     """Sends the sign of every coordinate, one bit each: signSGD's client.
 
     A coordinate that is 0, as gradients of units are that no example of a batch
-    reaches, stays 0 and is counted as one bit all the same, as in the paper.
-
-    References:
-      Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
-      ICML 2018.
+    reaches, stays 0 and is counted as one bit all the same, as in Bernstein et al.,
+    "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018.
     """
     return of_vectors(lambda v, key: (jnp.sign(v), Bits.of(v.size)), name="sign()")
 
@@ -107,14 +101,9 @@ def sign() -> Transform:
 def majority_vote(by: Any = "uniform") -> Reduction:
     """What most clients send, by sign: -1, 1, or 0 where the votes are equal.
 
-    Running statistics are added up as in `total`.
-
-    Args:
-      by: weights of the votes, as in `total`.
-
-    References:
-      Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault
-      Tolerant", ICLR 2019, Algorithm 1.
+    Weights of the votes are as in `total`, by which running statistics are added up.
+    Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault
+    Tolerant", ICLR 2019, Algorithm 1.
     """
     votes = total(by)
 
@@ -130,11 +119,8 @@ def terngrad() -> Transform:
     r"""Rounds to 0 and the largest magnitude s at random, without bias.
 
     :math:`s\,\mathrm{sign}(v_j)` with probability :math:`|v_j| / s`, else 0: ternary
-    digits and one float32.
-
-    References:
-      Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed
-      Deep Learning", NeurIPS 2017, equation 3.
+    digits and one float32. Wen et al., "TernGrad: Ternary Gradients to Reduce
+    Communication in Distributed Deep Learning", NeurIPS 2017, equation 3.
     """
 
     def compress(v, key):
@@ -150,11 +136,8 @@ def qsgd(levels: int) -> Transform:
     r"""Rounds magnitudes to multiples of the norm over q at random, without bias.
 
     :math:`\lVert v \rVert_2\,\mathrm{sign}(v_j)\,\xi_j` with :math:`\xi_j` one of the
-    two multiples of 1/q next to :math:`|v_j| / \lVert v \rVert_2`. A sign, a level of
-    :math:`\lceil \log_2 (q + 1) \rceil` bits each, and one float32.
-
-    Args:
-      levels: q >= 1.
+    two multiples of 1/q next to :math:`|v_j| / \lVert v \rVert_2`; q >= 1 `levels`. A
+    sign, a level of :math:`\lceil \log_2 (q + 1) \rceil` bits each, and one float32.
 
     References:
       Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
@@ -174,15 +157,12 @@ def qsgd(levels: int) -> Transform:
 
 
 def sketch(rate: float, *, quantised: bool = True) -> Transform:
-    r"""Sends a random part of the coordinates, each in one bit: sketched updates.
+    """Sends a random part of the coordinates, each in one bit: sketched updates.
 
-    A coordinate is kept with probability p and divided by it; then it is rounded at
-    random to the smallest or the largest of those that are kept. Both steps have no
-    bias. The positions follow from a seed of 64 bits; ends take two float32.
-
-    Args:
-      rate: p in (0, 1].
-      quantised: False sends what is kept as float32.
+    A coordinate is kept with probability `rate`, in (0, 1], and divided by it; then it
+    is rounded at random to the smallest or the largest of those that are kept, unless
+    `quantised` is False: then it is a float32. Both steps have no bias. The positions
+    follow from a seed of 64 bits; ends take two float32.
 
     References:
       Konečný et al., "Federated Learning: Strategies for Improving Communication

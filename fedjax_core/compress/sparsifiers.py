@@ -110,11 +110,9 @@ def stc(
     r"""Sparse ternary compression: signs of the largest coordinates, and one mean.
 
     With :math:`\mu` the mean magnitude of the k coordinates that are sent, the error
-    is :math:`\lVert v \rVert^2 - k \mu^2`. Arguments as in `top_k`.
-
-    References:
-      Sattler 2021, Algorithm 6; Sattler et al., "Robust and Communication-Efficient
-      Federated Learning from Non-IID Data", IEEE TNNLS 31, 2020.
+    is :math:`\lVert v \rVert^2 - k \mu^2`. Arguments as in `top_k`. Sattler 2021,
+    Algorithm 6; Sattler et al., "Robust and Communication-Efficient Federated Learning
+    from Non-IID Data", IEEE TNNLS 31, 2020.
     """
     return _sparse("stc", rate, residual, granularity, accounting)
 
@@ -129,10 +127,7 @@ def sbc(
     """Sparse binary compression: the largest or the smallest coordinates' mean.
 
     Arguments as in `top_k`; beyond a rate of 1/2 both may cancel, so it is refused.
-
-    References:
-      Sattler 2021, Algorithm 5; Sattler et al., "Sparse Binary Compression", IJCNN
-      2019.
+    Sattler 2021, Algorithm 5; Sattler et al., "Sparse Binary Compression", IJCNN 2019.
     """
     check.in_range(0.0, 0.5, rate=rate)
     return _sparse("sbc", rate, residual, granularity, accounting)
@@ -142,11 +137,8 @@ def threshold(limit: float, *, residual: bool = True) -> Transform:
     """Sends what is larger than a limit in magnitude; how much that is varies.
 
     Bits are the 32 of the number of values, and those of values and Golomb positions,
-    whose parameter follows from that number.
-
-    References:
-      Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
-      Interspeech 2015.
+    whose parameter follows from that number. Strom, "Scalable Distributed DNN Training
+    Using Commodity GPU Cloud Computing", Interspeech 2015.
     """
     check.positive(limit=limit)
 

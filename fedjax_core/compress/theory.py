@@ -50,11 +50,8 @@ def compression_ratio(
 ) -> float:
     r"""How many times less is sent than by distributed SGD: :math:`32 n / (p\,\bar b)`.
 
-    Args:
-      method: as in `value_bits`.
-      rate: p, the gradient sparsity.
-      delay: n, local iterations per round; 1 / n is the temporal sparsity.
-      accounting: as in `value_bits`.
+    With n local iterations per round, the delay; 1 / n is the temporal sparsity, p that
+    of the gradient. Other arguments as in `value_bits`.
     """
     check.positive_int(delay=delay)
     return 32 * delay / (rate * value_bits(method, rate, accounting))
@@ -63,18 +60,11 @@ def compression_ratio(
 def information_budget(
     method: Kind, rate: float, delay: int, iterations: int, d: int
 ) -> Budget:
-    r"""Bits of a client, :math:`\frac{T}{n} d\,(\bar H + \bar\eta)`.
+    r"""Bits of a client, :math:`\frac{T}{n} d\,(\bar H + \bar\eta)`, in T iterations.
 
-    Entropy is that of which coordinates are sent and of their values, if every
-    coordinate had the same chance. What a method is worth follows from
-    :math:`p / n` alone, the thesis finds, over a wide range of both.
-
-    Args:
-      method: as in `value_bits`.
-      rate: p in (0, 1).
-      delay: n >= 1.
-      iterations: T, local iterations.
-      d: coordinates.
+    Entropy is that of which of d coordinates are sent and of their values, if every
+    one had the same chance. What a method is worth follows from :math:`p / n` alone,
+    the thesis finds, over a wide range of both. Arguments as in `compression_ratio`.
     """
     check.positive_int(delay=delay, iterations=iterations, d=d)
     coordinates = iterations / delay * d
@@ -103,18 +93,13 @@ def accumulated_variance(
     r"""The variance of accumulated noise, exactly and bounded (Theorem 1).
 
     Noise of a weight is stationary, :math:`n^t = \beta n^{t-1} + N^t` with
-    :math:`-1 < \beta < 0`. Then
+    :math:`-1 < \beta < 0` and standard deviation :math:`\sigma`. Then
 
     .. math::
 
       \mathrm{Var} \sum_{t \le T} n^t = \sigma^2 \Bigl(T \frac{1 + \beta}{1 - \beta}
         + 2 \frac{\beta^{T + 1} - \beta}{(1 - \beta)^2}\Bigr)
         \le \sigma^2 (T (1 + \beta) + 1) .
-
-    Args:
-      steps: T.
-      beta: correlation of successive noise.
-      sigma: standard deviation of one.
     """
     check.positive_int(steps=steps)
     check.open_interval(-1, 0, beta=beta)
@@ -161,9 +146,8 @@ def worst_contraction(k: int, d: int) -> float:
 def residual_bound(alpha: float, largest: float) -> float:
     r"""A bound on the norm of a residual, :math:`u \sqrt\alpha / (1 - \sqrt\alpha)`.
 
-    Args:
-      alpha: of the compressor, an upper bound on its contraction for every vector.
-      largest: u, a bound on the norm of every update.
+    Of a compressor with a contraction of at most alpha for every vector, and updates
+    of norms of at most u, `largest`.
     """
     check.fraction(alpha=alpha)
     check.non_negative(largest=largest)
@@ -180,17 +164,12 @@ def convergence_terms(
       \frac{U^2}{\zeta T}, \qquad \frac{U^2 \kappa}{p^2 \zeta T^2}, \qquad
       \frac{U^2}{p^3 \zeta T^3}
 
-    with :math:`\kappa = L / \zeta`. From :math:`T > \kappa / p^2` on the first one,
-    that of SGD, is the largest; both papers say :math:`\sqrt\kappa / p`, where the
-    second one still is. The thesis prints other letters for U and :math:`\kappa` and
-    leaves out :math:`\zeta`.
-
-    Args:
-      steps: T.
-      rate: p, one minus the contraction factor.
-      smoothness: L.
-      convexity: :math:`\zeta`, of strong convexity.
-      gradient: U, a bound on the norm of gradients.
+    with :math:`\kappa = L / \zeta` for smoothness L, strong convexity :math:`\zeta` and
+    U, a bound on the norm of gradients, in T steps; the rate p is one minus the
+    contraction factor. From :math:`T > \kappa / p^2` on the first one, that of SGD, is
+    the largest; both papers say :math:`\sqrt\kappa / p`, where the second one still is.
+    The thesis prints other letters for U and :math:`\kappa` and leaves out
+    :math:`\zeta`.
 
     References:
       Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, Theorem

@@ -106,12 +106,9 @@ def tilted(
     r"""The rule :math:`p_i \propto q_i \exp(r(F_i))`, which keeps no state.
 
     It minimises :math:`-\langle p, r \rangle + \mathrm{KL}(p \,\|\, q)` over the
-    simplex (Hahn 2024, equation 3.2, whose plain entropy would leave out :math:`q`).
-
-    Args:
-      response: losses ``[C]`` -> responses, over the step size of the regulariser.
-      prior: :math:`q`: "examples" or "uniform".
-      name: of the rule.
+    simplex (Hahn 2024, equation 3.2, whose plain entropy would leave out the prior
+    :math:`q`), for responses r of losses ``[C]``, over the step size of the
+    regulariser.
     """
     check.one_of(get_args(Prior), prior=prior)
 
@@ -137,18 +134,11 @@ def play(
 ) -> jax.Array:
     """Decisions on losses that are known in advance, all clients in every round.
 
-    Args:
-      decider: who decides.
-      losses: ``[T, K]``, >= 0.
-      num_examples: ``[K]``, of clients; ones by default.
+    They have losses ``[T, K]``, >= 0, and examples ``[K]``, by default one each.
 
     Returns:
       ``[T, K]``: the coefficients that each round's updates are mixed by, decided after
-      its losses. A decision before them, as regret counts it, is that of the round
-      before.
-
-    Raises:
-      ValueError: losses of another shape, or below 0.
+      its losses. A decision before them, as regret counts it, is the round before's.
     """
     losses = as_float(losses)
     if losses.ndim != 2:

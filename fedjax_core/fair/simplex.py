@@ -11,18 +11,11 @@ _HALVINGS = 60  # of an interval: to the last bit of a float64
 
 
 def project(v: ArrayLike, low: ArrayLike = 0.0, high: ArrayLike = 1.0) -> jax.Array:
-    r"""The point nearest to v among those with sum 1 between bounds; ``[K]``.
+    r"""The point nearest to v ``[K]`` among those with sum 1 between bounds; ``[K]``.
 
     It is :math:`\mathrm{clip}(v - \tau)` for the :math:`\tau` that gives the sum, found
-    by bisection. (``optax.projections`` has the simplex without upper bounds.)
-
-    Args:
-      v: ``[K]``.
-      low: a number or ``[K]``, with a sum <= 1.
-      high: a number or ``[K]``, with a sum >= 1.
-
-    Raises:
-      ValueError: known bounds between which no point has the sum 1.
+    by bisection. (``optax.projections`` has the simplex without upper bounds.) The
+    bounds are numbers or ``[K]``; ValueError if known ones leave no room for the sum.
     """
     v = as_float(v)
     _check_bounds(low, high, len(v))
@@ -62,18 +55,10 @@ def minimise(
 
     Accelerated projected gradients that restart where they go uphill; then the linear
     system of the coordinates that are at no bound, taken where it is the better point.
-    What B has in common for all coordinates does not move the minimum and is left out,
-    as it would make steps small. NaN where B or b is not finite.
-
-    Args:
-      B: ``[K, K]``, symmetric and positive semi-definite.
-      b: ``[K]``.
-      low: as for `project`, like `high`.
-      high: see there.
-      steps: at most; it ends where the optimality gap is of rounding size.
-
-    Raises:
-      ValueError: as for `project`.
+    What B ``[K, K]``, symmetric and positive semi-definite, has in common for all
+    coordinates does not move the minimum and is left out, as it would make steps small.
+    NaN where B or b ``[K]`` is not finite. Bounds and errors are those of `project`. It
+    takes `steps` at most, and ends where the optimality gap is of rounding size.
 
     References:
       O'Donoghue and Candès, "Adaptive Restart for Accelerated Gradient Schemes",

@@ -43,12 +43,9 @@ def lipschitz_of_estimates(low: ArrayLike, high: ArrayLike, share: ArrayLike):
 def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
     r"""The fixed decision that is best in hindsight; ``[K]``.
 
-    The maximiser of :math:`\sum_t \log(1 + \langle p, r_t \rangle)` by Newton steps on
-    the simplex, shortened where they would lose.
-
-    Args:
-      responses: ``[T, K]``.
-      steps: at most; it ends where none is gained by moving to any corner.
+    The maximiser of :math:`\sum_t \log(1 + \langle p, r_t \rangle)` for responses ``[T,
+    K]`` by Newton steps on the simplex, shortened where they would lose. It takes as
+    many at most, and ends where none is gained by moving to any corner.
 
     Raises:
       ValueError: a known response is not finite, or -1 or less, which has no logarithm.
@@ -103,14 +100,8 @@ def regret(decisions: ArrayLike, responses: ArrayLike) -> jax.Array:
     """Regret after each round t against what was best in rounds 1 to t (3.5); ``[T]``.
 
     The best fixed decision changes from round to round: that of all rounds would make
-    all regrets but the last too small.
-
-    Args:
-      decisions: ``[T, K]``, made before the round's responses.
-      responses: ``[T, K]``.
-
-    Raises:
-      ValueError: as for `best_fixed`.
+    all regrets but the last too small. Decisions, made before the round's responses,
+    and responses are ``[T, K]``; errors are those of `best_fixed`.
     """
     r = _checked(responses)
     return _regret(decision_loss(decisions, r), r)
@@ -133,19 +124,11 @@ def ons_bound(
 ) -> jax.Array:
     r"""What the regret of the online Newton step is at most (Theorem 3.1).
 
-    :math:`\frac\alpha2 + \frac{K}{2 \beta} \log(1 + \beta T L^2 / \alpha)` with
-    :math:`\alpha = 4 K L`; :math:`2 L K (1 + \log(1 + T / 16 K))` for :math:`\beta = 1
-    / 4 L`. It is proven for :math:`\beta \le 1/2` and :math:`2 \beta L \le 1`: not for
-    the thesis's own range [0, 1 / K] of responses with K > 2, where it may fail.
-
-    Args:
-      rounds: T, a number or an array.
-      num_clients: K.
-      slope: L, of `lipschitz`.
-      curvature: :math:`\beta`.
-
-    Raises:
-      ValueError: a curvature for which nothing is proven.
+    :math:`\frac\alpha2 + \frac{K}{2 \beta} \log(1 + \beta T L^2 / \alpha)` in T rounds
+    with :math:`\alpha = 4 K L`; :math:`2 L K (1 + \log(1 + T / 16 K))` for a curvature
+    :math:`\beta = 1 / 4 L`. It is proven for :math:`\beta \le 1/2` and :math:`2 \beta L
+    \le 1`, L of `lipschitz`, and refused beyond: not for the thesis's own range [0, 1 /
+    K] of responses with K > 2, where it may fail.
     """
     check.positive_int(num_clients=num_clients)
     check.positive(slope=slope)

@@ -16,15 +16,15 @@ expected cohort size: the guarantee is for the sum, not for the size of the coho
 
 import functools
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from scipy import integrate, optimize, special
+from scipy import integrate, special
 
 from fedjax_core import check
 from fedjax_core import participation as participation_lib
 from fedjax_core.participation import Participation
-from fedjax_core.privacy.calibration import gaussian_log_delta, least_noise
+from fedjax_core.privacy.calibration import gaussian_log_delta, least
 
 Adjacency = Literal["add-or-remove", "replace-one"]
 
@@ -80,9 +80,8 @@ def epsilon(
     from above, hence so does the smaller.
 
     Under replace-one all formulas take the noise over the sensitivity, which is
-    ``noise_multiplier / 2``: with every client sampled, `Uniform` is a Gaussian
-    mechanism of sensitivity ``2 * clip_norm``. For `Availability`, `available_fn` must
-    not depend on the clients' data.
+    ``noise_multiplier / 2``. For `Availability`, `available_fn` must not depend on the
+    clients' data.
 
     With very much noise the formal answer is 0: delta alone covers everything that
     leaks. That would read as "nothing leaks", so the result is never less than
@@ -168,7 +167,7 @@ def noise_multiplier_for(
         )
         return math.log(spent / epsilon)
 
-    return least_noise(excess, 5e-5)
+    return least(excess, 5e-5)
 
 
 def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
@@ -176,14 +175,9 @@ def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
 
     Basic composition, for any releases, also such that look at earlier ones. All have
     to be for the same neighbours: a guarantee for the exchange of a client is one for
-    the exchange of an example of it. Dwork and Roth, "The Algorithmic Foundations of
-    Differential Privacy", 2014, theorem 3.16.
-
-    Args:
-      *guarantees: (epsilon, delta) of each, >= 0 and in [0, 1).
-
-    Returns:
-      (epsilon, delta), delta 1 where they add up to more: it says nothing.
+    the exchange of an example of it. Of each it takes (epsilon, delta), >= 0 and in
+    [0, 1); a delta of 1, where they add up to more, says nothing. Dwork and Roth, "The
+    Algorithmic Foundations of Differential Privacy", 2014, theorem 3.16.
     """
     for epsilon, delta in guarantees:
         check.non_negative(epsilon=epsilon)
@@ -229,17 +223,10 @@ def _sampling_rate(participation: Participation, num_clients: int) -> float:
 def _gaussian_epsilon(noise: float, delta: float) -> float:
     """Exact epsilon of one Gaussian release of sensitivity 1, >= 0."""
 
-    def log_excess(epsilon: float) -> float:
+    def excess(epsilon: float) -> float:
         return gaussian_log_delta(noise, epsilon) - math.log(delta)
 
-    if log_excess(0) <= 0:
-        return 0.0
-    high = 1.0
-    while log_excess(high) > 0:
-        high *= 2
-    # brentq needs finite values.
-    root: Any = optimize.brentq(lambda e: max(log_excess(e), -1e300), 0, high)
-    return root
+    return least(excess, 1e-13) if excess(0) > 0 else 0.0
 
 
 def _loss_epsilon(

@@ -100,10 +100,10 @@ def audit(
 ) -> Audit:
     """Tests a claim of privacy by running the algorithm on two neighbouring datasets.
 
-    Black-box: Jung, Section 9.2, "How To Be Sure?".
     Of its outputs one half trains a predictor of which dataset was used, the other half
-    counts its errors. A claim (epsilon, delta) is refuted if the bound exceeds epsilon;
-    not refuting it proves nothing, since other datasets or predictors may do better.
+    counts its errors (Jung, Section 9.2, "How To Be Sure?"). A claim (epsilon, delta)
+    is refuted if the bound exceeds epsilon; not refuting it proves nothing, since other
+    datasets or predictors may do better.
 
     Args:
       key: PRNG key.

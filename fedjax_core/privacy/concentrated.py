@@ -32,9 +32,7 @@ Schedule = Literal["budget", "variance"]
 def gaussian_budget(sigma: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array:
     """What a message with normal noise spends, sensitivity^2 / (2 sigma^2).
 
-    Args:
-      sigma: standard deviation of the noise on every entry, > 0.
-      sensitivity: in the Euclidean norm, >= 0.
+    sigma > 0 is of the noise on every entry, the sensitivity, >= 0, Euclidean.
     """
     _check_each(sigma=sigma)
     check.each_non_negative("message", sensitivity=sensitivity)
@@ -49,15 +47,11 @@ def budget_sigma(budget: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array:
 
 
 def budget_epsilon(budget: float, delta: float) -> float:
-    r"""Epsilon such that a budget implies (epsilon, delta)-DP, for any delta.
+    r"""Epsilon such that a budget >= 0 implies (epsilon, delta)-DP, delta in (0, 1).
 
     :math:`\varphi + 2 \sqrt{\varphi \ln(1 / \delta)}`; Gauthier, the corollary of
     Theorem I. It is one bound for all mechanisms: for messages with normal noise alone
     `privacy.gaussian_delta` of all together is exact.
-
-    Args:
-      budget: >= 0, what all messages spent.
-      delta: in (0, 1).
     """
     check.non_negative(budget=budget)
     check.open_interval(0, 1, delta=delta)
@@ -70,17 +64,10 @@ def minimiser_sensitivity(
     r"""Most that one example moves a minimiser: :math:`2 C / (N \mu)`.
 
     Of an objective with a mean over N examples that is :math:`\mu`-strongly convex;
-    neighbours differ in one example, whose gradients are at most C. With the curvature
-    of the linearised step, 2 rho deg + 1 / eta, it is Gauthier's Lemma I; with
-    2 rho deg that of exact ADMM; with 1 / eta that of a step of gradient descent.
-
-    Args:
-      gradient_bound: C > 0, of the loss of one example, in the Euclidean norm.
-      num_examples: N >= 1.
-      curvature: mu > 0.
-
-    Returns:
-      A float of floats, an array ``[n]`` where an argument has one entry per node.
+    neighbours differ in one example, whose gradients are at most C in the Euclidean
+    norm. With the curvature of the linearised step, 2 rho deg + 1 / eta, it is
+    Gauthier's Lemma I; with 2 rho deg that of exact ADMM; with 1 / eta that of a step
+    of gradient descent. All are > 0, each a float or, one entry per node, ``[n]``.
     """
     _check_each(
         gradient_bound=gradient_bound, curvature=curvature, num_examples=num_examples
@@ -119,15 +106,9 @@ class DynamicBudget:
     def message(
         self, t: ArrayLike, sensitivity: ArrayLike, first_sensitivity: ArrayLike
     ) -> tuple[jax.Array, jax.Array]:
-        """The noise of message t and what it spends.
+        """Standard deviation of the noise of message t = 0, 1, ... and what it spends.
 
-        Args:
-          t: 0, 1, ...
-          sensitivity: of this message.
-          first_sensitivity: of message 0.
-
-        Returns:
-          The standard deviation and the budget, each like `sensitivity`.
+        Both are like this message's sensitivity; `first_sensitivity` is message 0's.
         """
         sensitivity = jnp.asarray(sensitivity)
         # Of the budget: what it grows by alone may be out of range.

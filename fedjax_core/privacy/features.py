@@ -57,12 +57,9 @@ def private_projection(c: ArrayLike) -> Projection:
 
       F = I - c c^\top / \lVert c \rVert_2^2, \qquad c = \mathbb{E}\{x s\}
 
-    for centred x and s. With the `cross_covariance` of a dataset, linear regression of
-    s on the dataset's new features has R^2 = 0 exactly. Nonlinear predictors may still
-    succeed, unless x and s are jointly normal. Jung, (184).
-
-    Args:
-      c: ``[d]`` cross-covariance of the features with the private attribute.
+    for centred x and s. With the `cross_covariance` c ``[d]`` of a dataset, linear
+    regression of s on the dataset's new features has R^2 = 0 exactly. Nonlinear
+    predictors may still succeed, unless x and s are jointly normal. Jung, (184).
 
     Returns:
       F of rank d - 1 and True; or the identity and False where c is zero.

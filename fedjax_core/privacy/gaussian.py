@@ -28,9 +28,7 @@ def add_noise(key: Key, tree: PyTree, sigma: jax.Array | float, law: Law) -> PyT
 def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
     """Every client adds noise of its own to its update, of float32 or float64.
 
-    Args:
-      sigma: standard deviation, >= 0.
-      law: of the noise.
+    Of standard deviation sigma >= 0.
     """
     check.non_negative(sigma=sigma)
     check.one_of(get_args(Law), law=law)

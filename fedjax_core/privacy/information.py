@@ -22,10 +22,7 @@ _MAX_VALUES = 10
 def mutual_information(joint: ArrayLike) -> float:
     """The mutual information of two variables with finitely many values, in nats.
 
-    It is >= 0, and 0 for independent variables.
-
-    Args:
-      joint: ``[a, b]`` probabilities of the pairs.
+    Of probabilities ``[a, b]`` of the pairs; >= 0, and 0 for independent variables.
     """
     return float(_information(probabilities("joint", joint, 2)))
 
@@ -33,11 +30,7 @@ def mutual_information(joint: ArrayLike) -> float:
 def gaussian_mutual_information(correlation: ArrayLike) -> np.ndarray:
     """The mutual information of jointly normal pairs, -log(1 - correlation^2) / 2.
 
-    Args:
-      correlation: in [-1, 1], of any shape.
-
-    Returns:
-      In nats, `inf` at -1 and 1.
+    In nats, like correlations in [-1, 1] of any shape; `inf` at -1 and 1.
     """
     correlation = np.asarray(correlation, np.float64)
     check.each_in_range(-1, 1, correlation=correlation)
@@ -72,13 +65,10 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
     Args:
       joint: ``[S, Y, K]`` probabilities of private attribute, label and feature, with
         K <= 10.
-      at_least: the values of R, one number or ``[R]``, in nats.
+      at_least: the values of R <= I(y; x), one number or ``[R]``, in nats.
 
     Returns:
       One solution for each R; of equally good ones that of the highest utility.
-
-    Raises:
-      ValueError: not probabilities, K > 10, or an R above I(y; x).
     """
     joint = probabilities("joint", joint, 3)
     num_values = joint.shape[2]

@@ -106,16 +106,12 @@ class Certainty(NamedTuple):
 def sensitivity(
     regularisation: float, num_examples: float, gradient_norm: float = 0.0
 ) -> float:
-    r"""Most that one example moves w: :math:`2 / (\lambda N)` in the Euclidean norm.
+    r"""Most that w moves, :math:`2 / (\lambda N)`, if one example is exchanged.
 
-    Of one example exchanged for another; Sattler, theorem 4. Where the solver stops at
-    a gradient of norm g, strong convexity leaves w within :math:`g / \lambda` of the
-    minimum, which adds twice that.
-
-    Args:
-      regularisation: :math:`\lambda > 0`.
-      num_examples: N >= 1, the client's and the negatives together.
-      gradient_norm: g >= 0, a bound on it whatever the data.
+    Sattler, theorem 4, of :math:`\lambda > 0` and N >= 1 examples, the client's and the
+    negatives together. Where the solver stops at a gradient of norm g >= 0, whatever
+    the data, strong convexity leaves w within :math:`g / \lambda` of the minimum, which
+    adds twice that.
     """
     check.positive(regularisation=regularisation)
     check.in_range(1, float("inf"), num_examples=num_examples)
@@ -140,8 +136,8 @@ def minimise(
     """The minimum of J of every client, by L-BFGS in float64.
 
     Args:
-      own: ``[N, m, H]`` features of the clients; rows of zeros pad the smaller ones,
-        since they have no gradient.
+      own: ``[N, m, H]`` features of the clients; rows of zeros, which have no gradient,
+        pad the smaller ones.
       sizes: ``[N]`` how many there are of each.
       negatives: ``[n, H]``, the same for all.
       regularisation: of J, for all or ``[N]``.

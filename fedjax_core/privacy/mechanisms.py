@@ -159,18 +159,10 @@ def replace_features(
 
 
 def subsample(key: Key, examples: PyTree, size: int) -> PyTree:
-    """Keeps `size` of the m data points at random, without repetition.
+    """Keeps `size` of the m data points at random, without repetition, in random order.
 
     For datasets that differ in one data point this alone is (0, size/m)-DP and no
-    better: that point, when kept, is shown as it is.
-
-    Args:
-      key: PRNG key.
-      examples: leaves ``[m, ...]``.
-      size: in 1..m.
-
-    Returns:
-      Leaves ``[size, ...]``, rows in random order.
+    better: that point, when kept, is shown as it is. Examples have leaves ``[m, ...]``.
     """
     check.positive_int(size=size)
     counts = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(examples)}
@@ -190,9 +182,9 @@ def constant(tree: PyTree, value: float = 0.0) -> PyTree:
 def concatenate(*stages: Stage) -> Stage:
     """Chains maps of a key and an input, each with a key of its own.
 
-    ``concatenate(pre, algorithm, post)`` is the private version of an algorithm; it has
-    the guarantee of the algorithm if `pre` leaves neighbours neighbours, and that of
-    ``pre`` or ``post`` if these have one. Jung, Section 9.2 and Prop. 9.1.
+    ``concatenate(pre, algorithm, post)`` has the guarantee of the algorithm if `pre`
+    leaves neighbours neighbours, and that of ``pre`` or ``post`` if these have one
+    (Jung, Section 9.2 and Prop. 9.1).
     """
 
     def run(key: Key, data: Any) -> Any:

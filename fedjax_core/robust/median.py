@@ -73,15 +73,9 @@ def subgradient_residual(
       \sum_{w_j \ne w} A_j \frac{w_j - w}{\lVert w_j - w \rVert}
       + \sum_{w_j = w} A_j u \Bigr\rVert \Big/ \sum_j A_j
 
-    Zero exactly at a geometric median, at most 1 anywhere.
-
-    The vectors printed in Jung, eq. (176), are minus the sub-gradients, which changes
-    no sum that is zero.
-
-    Args:
-      values: leaves ``[K, ...]``.
-      weights: ``[K]``.
-      point: leaves ``[...]``.
+    Zero exactly at a geometric median, at most 1 anywhere. The point has leaves
+    ``[...]``, values and weights are those of `weiszfeld`. The vectors printed in Jung,
+    eq. (176), are minus the sub-gradients, which changes no sum that is zero.
     """
     x, w, _ = _usable(values, weights)
     excess = _excess(x, w, ravel_pytree(point)[0].astype(x.dtype))

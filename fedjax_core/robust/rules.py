@@ -35,9 +35,7 @@ Rule = Callable[[PyTree, jax.Array], PyTree]
 def average(values: PyTree, weights: jax.Array) -> PyTree:
     r"""The weighted mean :math:`\sum_j A_j w_j / \sum_j A_j`; zero of nothing.
 
-    Args:
-      values: leaves ``[K, ...]``.
-      weights: ``[K]``, >= 0; bool weighs equally what is True.
+    Of leaves ``[K, ...]`` and weights ``[K]``, >= 0; bool weighs equally what is True.
     """
     check.each_non_negative("value", weights=weights)
     return _weighted_mean(values, jnp.asarray(weights))
@@ -113,11 +111,8 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
 def suspects_among(weights: ArrayLike, fraction: float) -> jax.Array:
     r"""How many of the values to suspect, :math:`\lfloor \beta K \rfloor`; ``[]`` int.
 
-    At least one value in the middle is always left.
-
-    Args:
-      weights: ``[K]``; those of weight 0 are not there.
-      fraction: beta, in [0, 0.5), attacked values among all.
+    K counts the weights > 0, beta in [0, 0.5) is the share of attacked values. At least
+    one value in the middle is always left.
     """
     check.fraction(0.5, fraction=fraction)
     weights = jnp.asarray(weights)
@@ -160,12 +155,9 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
 def clipped_mean(clip_fraction: float) -> Reduction:
     r"""Coordinate-wise mean of values clipped to their inner order statistics.
 
-    As `trimmed_mean`, but the :math:`b = \lfloor \beta n \rfloor` smallest values are
-    raised to the next one and the b largest lowered to theirs (the winsorised mean;
-    Jung, (187) and (188)).
-
-    Args:
-      clip_fraction: beta, in [0, 0.5).
+    As `trimmed_mean`, with :math:`\beta` in [0, 0.5), but the :math:`b = \lfloor \beta
+    n \rfloor` smallest values are raised to the next one and the b largest lowered to
+    theirs (the winsorised mean; Jung, (187) and (188)).
     """
     check.fraction(0.5, clip_fraction=clip_fraction)
     return _by_share(clip_extremes, "clip", clip_fraction)
@@ -194,10 +186,7 @@ def geometric_median(iterations: int = 100) -> Reduction:
     r"""The update :math:`\arg\min_u \sum_i \lVert u_i - u \rVert_2` of valid clients.
 
     The norm is over all coordinates of all leaves, and clients count equally. Zero when
-    no client counts. Jung, eq. (175).
-
-    Args:
-      iterations: of `weiszfeld`.
+    no client counts. By `weiszfeld`; Jung, eq. (175).
     """
     check.positive_int(iterations=iterations)
     rule = stack(lambda updates, cast: weiszfeld(updates, cast.valid, iterations))
@@ -207,11 +196,8 @@ def geometric_median(iterations: int = 100) -> Reduction:
 def coordinate_median() -> Reduction:
     """The median of valid clients in every coordinate, of two in the middle their mean.
 
-    Zero when no client counts.
-
-    References:
-      Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
-      Rates", ICML 2018, Definition 1.
+    Zero when no client counts. Yin et al., "Byzantine-Robust Distributed Learning:
+    Towards Optimal Statistical Rates", ICML 2018, Definition 1.
     """
 
     def finish(updates: PyTree, cast: Cast) -> PyTree:
