@@ -43,12 +43,9 @@ def poison_data(
       X: ``[n, m, d]`` or, of the examples of all clients, ``[rows, d]``.
       y: the same without d.
       attacked: bool, ``[n]``, ``[n, m]`` or ``[rows]``.
-      features: what to add to X; broadcasts.
-      labels: what to add to y; broadcasts.
-
-    Raises:
-      ValueError: known data of ints leave the range of their dtype (traced ones wrap
-        around).
+      features: what to add to X; broadcasts. Known data of ints must stay in the range
+        of their dtype; traced ones wrap around.
+      labels: what to add to y, likewise.
     """
     if features is not None:
         X = _add("features", features, X, attacked)

@@ -15,19 +15,14 @@ from fedjax_core.types import PyTree
 class Inspection(NamedTuple):
     """What the updates of a round say of K clusters.
 
-    Attributes:
-      similarity: ``[C, C]``, cosines of the updates.
-      cut: the best one of each.
-      mean_norm: ``[K]``, of the cluster's mean update: it falls to 0 at a stationary
-        point of the cluster.
-      max_norm: ``[K]``, the largest norm of a member's update: it falls to 0 only
-        where the members agree; 0 without members.
+    The norm of a mean falls to 0 at a stationary point of the cluster, the largest of
+    a member only where the members agree; that is 0 without members.
     """
 
-    similarity: jax.Array
-    cut: Cut
-    mean_norm: jax.Array
-    max_norm: jax.Array
+    similarity: jax.Array  # [C, C], cosines of the updates
+    cut: Cut  # the best one of each
+    mean_norm: jax.Array  # [K], of the cluster's mean update
+    max_norm: jax.Array  # [K], the largest of a member's update
 
 
 def inspect(

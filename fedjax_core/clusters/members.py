@@ -12,15 +12,10 @@ from fedjax_core.types import ClientProgram, Cohort, PyTree, trained, with_train
 
 
 class Mine(NamedTuple):
-    """What the server tells each client alone.
+    """What the server tells each client alone."""
 
-    Attributes:
-      cluster: ``[C]`` int32, whose model it starts from.
-      client_id: ``[C]`` int32.
-    """
-
-    cluster: Any
-    client_id: Any
+    cluster: Any  # [C] int32, whose model it starts from
+    client_id: Any  # [C] int32
 
 
 def in_cluster(program: ClientProgram, secret: SharedMap) -> ClientProgram:

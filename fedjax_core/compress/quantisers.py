@@ -138,10 +138,8 @@ def qsgd(levels: int) -> Transform:
     :math:`\lVert v \rVert_2\,\mathrm{sign}(v_j)\,\xi_j` with :math:`\xi_j` one of the
     two multiples of 1/q next to :math:`|v_j| / \lVert v \rVert_2`; q >= 1 `levels`. A
     sign, a level of :math:`\lceil \log_2 (q + 1) \rceil` bits each, and one float32.
-
-    References:
-      Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
-      Encoding", NeurIPS 2017, section 3.1.
+    Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
+    Encoding", NeurIPS 2017, section 3.1.
     """
     check.positive_int(levels=levels)
 
@@ -162,11 +160,8 @@ def sketch(rate: float, *, quantised: bool = True) -> Transform:
     A coordinate is kept with probability `rate`, in (0, 1], and divided by it; then it
     is rounded at random to the smallest or the largest of those that are kept, unless
     `quantised` is False: then it is a float32. Both steps have no bias. The positions
-    follow from a seed of 64 bits; ends take two float32.
-
-    References:
-      Konečný et al., "Federated Learning: Strategies for Improving Communication
-      Efficiency", 2016, section 3.
+    follow from a seed of 64 bits; ends take two float32. Konečný et al., "Federated
+    Learning: Strategies for Improving Communication Efficiency", 2016, section 3.
     """
     check.positive(rate=rate)
     check.in_range(0.0, 1.0, rate=rate)

@@ -30,12 +30,9 @@ class Budget(NamedTuple):
 def value_bits(method: Kind, rate: float, accounting: Accounting = "golomb") -> float:
     """Expected bits of a coordinate that is sent, its position included.
 
-    Without the one mean of a message, which does not grow with the model.
-
-    Args:
-      method: what is sent of a value.
-      rate: p, the share of coordinates sent, in (0, 1).
-      accounting: "seed_table" has the surplus bits of the thesis's tables.
+    Without the one mean of a message, which does not grow with the model. The rate p in
+    (0, 1) is the share of coordinates sent; "seed_table" has the surplus bits of the
+    thesis's tables.
     """
     check.one_of(KINDS, method=method)
     check.one_of(get_args(Accounting), accounting=accounting)

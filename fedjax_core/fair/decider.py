@@ -62,10 +62,10 @@ class Told(NamedTuple):
 def hear(
     loss_fn: LossFn, params: Params, cohort: Cohort, key: Key
 ) -> tuple[ClientResults, Told]:
-    """The pass in which clients tell their loss at the server's model.
+    """The pass in which clients tell their loss at the server's model, in whole epochs.
 
     The round's other pass leaves out whom this one excludes, ``cohort.only(valid)``,
-    and both are counted by `fedjax_core.map.two_passes`. The work is whole epochs.
+    and both are counted by `fedjax_core.map.two_passes`.
     """
     key, epochs = random.stream(key, "losses"), cohort.first_epochs()
     results = map_clients(full_loss(loss_fn), params, epochs, key, reduce=())
@@ -93,13 +93,6 @@ class Decider(NamedTuple):
 Prior = Literal["examples", "uniform"]
 
 
-def prior_of(told: Told, by: Prior) -> jax.Array:
-    """Mixing coefficients without a look at losses, ``[C]`` that sum to 1."""
-    weight = told.num_examples if by == "examples" else jnp.ones_like(told.client_id)
-    weight = jnp.where(told.valid, weight, 0).astype(told.loss.dtype)
-    return weight / jnp.maximum(weight.sum(), 1)
-
-
 def tilted(
     response: Callable[[jax.Array], jax.Array], prior: Prior = "examples", *, name: str
 ) -> Decider:
@@ -113,7 +106,9 @@ def tilted(
     check.one_of(get_args(Prior), prior=prior)
 
     def update(state, told):
-        q = prior_of(told, prior)
+        q = told.num_examples if prior == "examples" else jnp.ones_like(told.client_id)
+        q = jnp.where(told.valid, q, 0).astype(told.loss.dtype)
+        q = q / jnp.maximum(q.sum(), 1)
         loss = jnp.where(q > 0, told.loss, told.loss.max())
         r = jnp.where(q > 0, response(loss), -jnp.inf)
         # Of no client the largest is -inf, which is no number to shift by.

@@ -133,7 +133,11 @@ def epsilon(
     noise = noise_multiplier / sensitivity(1.0, adjacency)
     # Telling the adversary all cohorts only helps them, so this holds for every one.
     bound = _gaussian_epsilon(noise / math.sqrt(rounds), delta)
-    rate = _sampling_rate(participation, num_clients)
+    rate = 1.0  # amplifies the guarantee
+    if isinstance(participation, participation_lib.Poisson):
+        rate = participation.rate
+    elif isinstance(participation, participation_lib.Uniform):
+        rate = participation.cohort_size / num_clients
     if rate < 1:
         noise = min(noise, _MAX_NOISE)
         sampled = _loss_epsilon if delta >= 1e-10 else _renyi_epsilon
@@ -209,15 +213,6 @@ def _adjacency(participation: Participation, adjacency: Adjacency | None) -> Adj
             f"{type(participation).__name__} participation, got {adjacency!r}."
         )
     return adjacency
-
-
-def _sampling_rate(participation: Participation, num_clients: int) -> float:
-    """The rate that amplifies the guarantee, 1 where nothing does."""
-    if isinstance(participation, participation_lib.Poisson):
-        return participation.rate
-    if isinstance(participation, participation_lib.Uniform):
-        return participation.cohort_size / num_clients
-    return 1.0
 
 
 def _gaussian_epsilon(noise: float, delta: float) -> float:

@@ -36,11 +36,8 @@ def cross_covariance(X: ArrayLike, s: ArrayLike) -> jax.Array:
     r"""The empirical :math:`\hat c = \hat X^\top \hat s / m` of centred data, ``[d]``.
 
     Exercise 9.5 calls the hour of the day the private attribute but takes the centred
-    *temperature* for s; with s the hour the method does what the text says.
-
-    Args:
-      X: ``[m, d]`` features, centred or not.
-      s: ``[m]`` the private attribute, centred or not.
+    temperature for s; with s the hour the method does what the text says. Features are
+    ``[m, d]``, attributes ``[m]``, centred or not.
     """
     X, s = as_float(X), as_float(s)
     if X.ndim != 2 or s.shape != X.shape[:1]:
@@ -94,16 +91,9 @@ def reconstruction_error(
       \varepsilon(F) = \min_r \mathbb{E} (s - r^\top F x)^2
       = \mathbb{E} s^2 - c^\top F^\top (F C F^\top)^+ F c
 
-    of Jung, Section 9.3, "Optimal Private Linear Transformation".
-
-    Args:
-      F: ``[k, d]`` feature map.
-      covariance: C ``[d, d]`` of the features.
-      c: ``[d]`` cross-covariance of the features with s.
-      variance: E s^2 of the centred s.
-
-    Returns:
-      A scalar in [0, variance], `variance` itself iff F c = 0.
+    of Jung, Section 9.3, "Optimal Private Linear Transformation", for a map F ``[k,
+    d]`` of features with covariance C ``[d, d]`` and, with s, c ``[d]``. A scalar in
+    [0, variance], that of s, which it is iff F c = 0.
     """
     F, C, c = as_float(F), as_float(covariance), as_float(c)
     with jax.default_matmul_precision("highest"):
@@ -153,8 +143,8 @@ def private_lda(
       a ``[d]`` with a' C a = 1 and a' mean_difference >= 0.
 
     Raises:
-      ValueError: arrays whose shapes do not fit, a C that is not positive definite, or
-        classes that differ only in what is private (seen only outside jit).
+      ValueError: outside jit, a C that is not positive definite, or classes that differ
+        only in what is private.
     """
     d, C, F = as_float(mean_difference), as_float(covariance), as_float(F)
     if d.ndim != 1 or C.shape != 2 * d.shape or F.ndim != 2 or F.shape[1:] != d.shape:

@@ -32,14 +32,11 @@ Stage = Callable[[Key, Any], Any]
 def add_gaussian(key: Key, tree: PyTree, sigma: jax.Array | float) -> PyTree:
     """Adds independent normal noise to every entry (Jung, (181)); dtypes stay.
 
-    Args:
-      key: PRNG key.
-      tree: leaves of float32 or float64, of any shape.
-      sigma: standard deviation, > 0 (leave the noise out instead); may be traced.
+    Its standard deviation sigma is > 0 (leave the noise out instead) and may be traced.
 
     Raises:
-      TypeError: a leaf has another dtype. Halves are multiples of so large a step that
-        small noise is rounded away, and what is left tells what it should hide.
+      TypeError: a leaf is not of float32 or float64. Halves are multiples of so large
+        a step that small noise is rounded away, and what is left tells what it hides.
     """
     check.positive(sigma=sigma)
     return noise_by_leaf(key, tree, sigma, jax.random.normal)
@@ -86,17 +83,9 @@ def randomised_response(
 ) -> jax.Array:
     """Keeps a label with `response_probability`, else takes another one at random.
 
-    Exactly (epsilon, 0)-DP for each label. Kairouz, Oh and Viswanath, "Extremal
-    Mechanisms for Local Differential Privacy", JMLR 2016.
-
-    Args:
-      key: PRNG key.
-      labels: ints in 0..K-1 of any shape; others are an error outside jit.
-      num_classes: K >= 2.
-      epsilon: > 0.
-
-    Returns:
-      Like `labels`.
+    Exactly (epsilon, 0)-DP for each label, epsilon > 0. Labels are ints in 0..K-1 of
+    any shape, which stays, and K >= 2; others are an error outside jit. Kairouz, Oh and
+    Viswanath, "Extremal Mechanisms for Local Differential Privacy", JMLR 2016.
     """
     keep = response_probability(num_classes, epsilon)
     labels = _labels(labels, num_classes)
@@ -111,7 +100,7 @@ def randomised_response(
 def random_labels(key: Key, labels: jax.Array, num_classes: int) -> jax.Array:
     """Replaces every label by a random element of 0..K-1: (0, 0)-DP for the labels.
 
-    Args and result are those of `randomised_response`.
+    They are those of `randomised_response`.
     """
     labels = _labels(labels, num_classes)
     return jax.random.randint(key, labels.shape, 0, num_classes, labels.dtype)
@@ -130,14 +119,11 @@ def replace_features(
 
     Args:
       key: PRNG key.
-      x: ``[m, d]`` features.
+      x: ``[m, d]`` features, whose dtype stays.
       probability: with which a row is replaced, in [0, 1].
       matched: "gaussian" draws rows from the normal distribution with the mean and
         covariance of `x`; "marginals" draws every entry from its own column, which
         keeps the columns' distributions and loses what ties them.
-
-    Returns:
-      ``[m, d]``, the dtype of `x`.
     """
     check.in_range(0, 1, probability=probability)
     check.one_of(("gaussian", "marginals"), matched=matched)

@@ -4,7 +4,8 @@ With h honest points within distance r of a centre and b < h arbitrary others, e
 weighted, it lies within :math:`r / \sqrt{1 - (b/h)^2}` of that centre. The mean has no
 such bound.
 
-A known weight that is negative or not finite raises ValueError.
+A known weight that is negative or not finite raises ValueError. Jung is "Federated
+Learning: From Theory to Practice".
 """
 
 from collections.abc import Callable
@@ -20,12 +21,12 @@ from fedjax_core.types import PyTree
 
 
 def weiszfeld(values: PyTree, weights: jax.Array, iterations: int = 100) -> PyTree:
-    """The weighted geometric median by Weiszfeld's iteration.
+    """The weighted geometric median by Weiszfeld's iteration; Jung, eq. (175).
 
     It starts at the median of every coordinate, steps off points it meets unless they
     are optimal (Vardi and Zhang), does not slow down near points, and ends at the
-    nearest one if that is the answer.
-    For one coordinate it is the median. `subgradient_residual` says how good it is.
+    nearest one if that is the answer. For one coordinate it is the median.
+    `subgradient_residual` says how good it is.
 
     Args:
       values: leaves ``[K, ...]``; the norm is over all of them together. A value that
@@ -37,7 +38,6 @@ def weiszfeld(values: PyTree, weights: jax.Array, iterations: int = 100) -> PyTr
       Leaves ``[...]`` in float32 or wider; zero of nothing.
 
     References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (175).
       Vardi and Zhang, "The multivariate L1-median and associated data depth", PNAS
       2000, eq. 2.6.
     """

@@ -136,6 +136,8 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
     \rfloor` smallest and the b largest are dropped and the rest averaged with equal
     weights; zero when no client counts. A share that drops nobody protects from nobody:
     with :math:`0 < \beta < 1 / n` the mean is NaN, which ends the run in that round.
+    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+    Rates", ICML 2018, Definition 2.
 
     Args:
       trim_fraction: beta, in [0, 0.5).
@@ -143,10 +145,6 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
     Raises:
       ValueError: beta is out of range or, when a round is traced, too small for any
         cohort that fits.
-
-    References:
-      Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
-      Rates", ICML 2018, Definition 2.
     """
     check.fraction(0.5, trim_fraction=trim_fraction)
     return _by_share(trim_extremes, "trim", trim_fraction)
@@ -214,14 +212,12 @@ def coordinate_median() -> Reduction:
 
 
 def krum(num_attackers: int) -> Reduction:
-    r"""The update that is closest to most others.
+    """The update that is closest to most others.
 
-    Of n valid clients with f attackers among them, the one whose squared distances to
-    its n - f - 2 nearest others have the smallest sum. It is NaN, which ends the run,
-    in a round with fewer than f + 3; zero when no client counts.
-
-    Args:
-      num_attackers: f >= 0. What is proven needs n > 2 f + 2.
+    Of n valid clients with f >= 0 attackers among them, the one whose squared distances
+    to its n - f - 2 nearest others have the smallest sum. What is proven needs n > 2 f
+    + 2. It is NaN, which ends the run, in a round with fewer than f + 3; zero when no
+    client counts.
 
     References:
       Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
