@@ -109,7 +109,7 @@ def invert_gradients(gradients: ArrayLike, step_size: float) -> Recovered:
     """Recovers a quadratic loss from the gradients of gradient descent from 0.
 
     They are ``[T, d]`` with T >= d + 1, at w_0 = 0 and the steps that follow, of a size
-    that the attacker knows. They soon point the same way: use float64.
+    > 0 that the attacker knows. They soon point the same way: use float64.
     """
     check.positive(step_size=step_size)
     g = np.asarray(gradients, np.float64)
@@ -137,10 +137,10 @@ def invert_example(
 
 
 def nearest(loss: Recovered, Q: ArrayLike, q: ArrayLike) -> int:
-    """Which of n known datasets has the loss that was recovered, but for the least.
+    """Which of n known datasets has the loss that was recovered.
 
-    Of Q ``[n, d, d]``, second moments of their features, say, and q ``[n, d]`` it is
-    the index of the smallest relative difference.
+    The index of the smallest relative difference to Q ``[n, d, d]``, second moments of
+    their features, say, and q ``[n, d]``.
     """
     n = len(np.asarray(Q))
     known = np.concatenate([np.reshape(Q, (n, -1)), np.reshape(q, (n, -1))], 1)

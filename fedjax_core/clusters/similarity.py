@@ -28,8 +28,8 @@ def similarity(updates: PyTree, block: int = _BLOCK) -> jax.Array:
       S_{ij} = \frac{\langle u_i, u_j \rangle}{\lVert u_i \rVert \lVert u_j \rVert}
 
     of leaves ``[M, ...]``, gradients or weight-updates, `block` coordinates at a time.
-    It is 1 on the diagonal and 0 beside it for an update that is 0. Sattler, Müller and
-    Samek, "Clustered Federated Learning", IEEE TNNLS 2021.
+    It is 1 on the diagonal and 0 beside it for an update that is 0; ValueError without
+    leaves. Sattler, Müller and Samek, "Clustered Federated Learning", IEEE TNNLS 2021.
     """
     unit = divisor(row_norms(updates, block))
     M = len(unit)

@@ -129,7 +129,8 @@ def play(
 ) -> jax.Array:
     """Decisions on losses that are known in advance, all clients in every round.
 
-    They have losses ``[T, K]``, >= 0, and examples ``[K]``, by default one each.
+    Losses are ``[T, K]``, >= 0 (else ValueError), examples ``[K]``, by default one
+    each.
 
     Returns:
       ``[T, K]``: the coefficients that each round's updates are mixed by, decided after

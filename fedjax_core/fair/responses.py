@@ -43,7 +43,7 @@ def respond(
 
     Losses that are all 0 tell nothing: every response is that of a mean loss. A loss
     below 0, of which no share of a mean has a meaning, makes all responses NaN, as
-    traced bounds out of range do.
+    traced bounds out of range do; known ones raise ValueError.
 
     Args:
       losses: ``[C]``, >= 0; those of the cohort.

@@ -44,8 +44,8 @@ def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
     r"""The fixed decision that is best in hindsight; ``[K]``.
 
     The maximiser of :math:`\sum_t \log(1 + \langle p, r_t \rangle)` for responses ``[T,
-    K]`` by Newton steps on the simplex, shortened where they would lose. It takes as
-    many at most, and ends where none is gained by moving to any corner.
+    K]`` by Newton steps on the simplex, shortened where they would lose. It takes
+    `steps` at most, and ends where none is gained by moving to any corner.
 
     Raises:
       ValueError: a known response is not finite, or -1 or less, which has no logarithm.

@@ -26,7 +26,7 @@ def add_noise(key: Key, tree: PyTree, sigma: jax.Array | float, law: Law) -> PyT
 
 
 def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
-    """Every client adds noise of standard deviation sigma >= 0, its own, to its update.
+    """Every client adds noise of its own, of standard deviation sigma >= 0.
 
     Updates are of float32 or float64.
     """

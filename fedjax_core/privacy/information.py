@@ -30,7 +30,7 @@ def mutual_information(joint: ArrayLike) -> float:
 def gaussian_mutual_information(correlation: ArrayLike) -> np.ndarray:
     """The mutual information of jointly normal pairs, -log(1 - correlation^2) / 2.
 
-    In nats, like correlations in [-1, 1] of any shape; `inf` at -1 and 1.
+    Of correlations in [-1, 1], of any shape; in nats, `inf` at -1 and 1.
     """
     correlation = np.asarray(correlation, np.float64)
     check.each_in_range(-1, 1, correlation=correlation)

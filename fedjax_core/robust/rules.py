@@ -184,7 +184,7 @@ def geometric_median(iterations: int = 100) -> Reduction:
     r"""The update :math:`\arg\min_u \sum_i \lVert u_i - u \rVert_2` of valid clients.
 
     The norm is over all coordinates of all leaves, and clients count equally. Zero when
-    no client counts. By `weiszfeld`; Jung, eq. (175).
+    no client counts. By so many iterations of `weiszfeld`; Jung, eq. (175).
     """
     check.positive_int(iterations=iterations)
     rule = stack(lambda updates, cast: weiszfeld(updates, cast.valid, iterations))
