@@ -1,6 +1,8 @@
 """Attacks on the data of some nodes.
 
-Arrays of other shapes and arguments out of the ranges given raise ValueError.
+`attacked` marks nodes or examples: its shape starts those of X and y. Arrays of other
+shapes and arguments out of the ranges given raise ValueError, fractions for data of
+ints TypeError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 10.1.2 and 10.2.
@@ -20,6 +22,9 @@ from fedjax_core import check
 from fedjax_core.arrays import as_mask, is_known
 from fedjax_core.privacy.mechanisms import check_classes
 
+Predict = Callable[[jax.Array], jax.Array]
+"""``[rows, d] -> [rows]``, numbers or classes."""
+
 
 def poison_data(
     X: jax.Array,
@@ -38,13 +43,9 @@ def poison_data(
       X: ``[n, m, d]`` or, of the examples of all clients, ``[rows, d]``.
       y: the same without d.
       attacked: bool, ``[n]``, ``[n, m]`` or ``[rows]``.
-      features: what to add to X; broadcasts.
-      labels: what to add to y; broadcasts.
-
-    Raises:
-      ValueError: the shape of `attacked` does not start those of X and y, or known
-        data of ints leave the range of their dtype (traced ones wrap around).
-      TypeError: fractions for data of ints.
+      features: what to add to X; broadcasts. Known data of ints must stay in the range
+        of their dtype; traced ones wrap around.
+      labels: what to add to y, likewise.
     """
     if features is not None:
         X = _add("features", features, X, attacked)
@@ -58,11 +59,7 @@ def flip_labels(
 ) -> jax.Array:
     """Label poisoning of classes 0..K-1: an attacked label y becomes y + shift mod K.
 
-    Args:
-      y: ints.
-      attacked: bool, its shape starts that of y.
-      num_classes: K >= 2.
-      shift: not a multiple of K.
+    Labels are ints, K >= 2, the shift no multiple of K.
     """
     ints = jnp.issubdtype(y.dtype, jnp.integer)
     check_classes(num_classes, y.dtype if ints else int)
@@ -104,14 +101,8 @@ class Trigger:
         return cls(columns, tuple(float(h == hour) for h in range(24)))
 
     def stamp(self, X: jax.Array) -> jax.Array:
-        """X ``[..., d]`` with the trigger put on every row.
-
-        Raises:
-          ValueError: a column outside 0..d-1.
-          TypeError: fractions for features of ints.
-        """
-        values = _cast("values", self.values, X)
-        return X.at[..., self._columns_of(X)].set(values)
+        """X ``[..., d]`` with the trigger, of columns in 0..d-1, put on every row."""
+        return X.at[..., self._columns_of(X)].set(_cast("values", self.values, X))
 
     def holds(self, X: jax.Array) -> jax.Array:
         """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool."""
@@ -134,35 +125,18 @@ def plant_backdoor(
 ) -> tuple[jax.Array, jax.Array]:
     """Puts the trigger on attacked examples and `target` on their labels.
 
-    Args:
-      X: ``[..., d]``.
-      y: ``[...]``.
-      attacked: bool, its shape starts that of y.
-      trigger: opens the back door.
-      target: what to predict then.
-
-    Raises:
-      ValueError: the shape of `attacked` does not start those of X and y, or X lacks a
-        column of the trigger.
-      TypeError: fractions for data of ints.
+    X is ``[..., d]``, y ``[...]``; the target is what to predict behind the back door.
     """
     X = jnp.where(_widen(attacked, X), trigger.stamp(X), X)
     return X, jnp.where(_widen(attacked, y), _cast("target", target, y), y)
 
 
 def clean_error(
-    predict: Callable[[jax.Array], jax.Array],
-    X: jax.Array,
-    y: jax.Array,
-    trigger: Trigger,
+    predict: Predict, X: jax.Array, y: jax.Array, trigger: Trigger
 ) -> jax.Array:
     """The mean squared error on examples without the trigger; NaN if all carry it.
 
-    Args:
-      predict: ``[rows, d] -> [rows]``.
-      X: ``[rows, d]``.
-      y: ``[rows]``.
-      trigger: of the back door.
+    Of the predictions for X ``[rows, d]`` against y ``[rows]``.
     """
     clean = ~trigger.holds(X)
     errors = jnp.where(clean, (predict(X) - y) ** 2, 0)
@@ -170,7 +144,7 @@ def clean_error(
 
 
 def attack_success(
-    predict: Callable[[jax.Array], jax.Array],
+    predict: Predict,
     X: jax.Array,
     trigger: Trigger,
     target: ArrayLike,
@@ -178,12 +152,8 @@ def attack_success(
 ) -> jax.Array:
     """How often the trigger, put on an example, gives the attacker's prediction.
 
-    Args:
-      predict: ``[rows, d] -> [rows]``, numbers or classes.
-      X: ``[rows, d]``.
-      trigger: of the back door.
-      target: the attacker's prediction.
-      tolerance: how close a prediction must come; 0 for classes.
+    X is ``[rows, d]``; a prediction, a number or a class, must come within `tolerance`
+    of the target.
     """
     check.non_negative(tolerance=tolerance)
     return (jnp.abs(predict(trigger.stamp(X)) - target) <= tolerance).mean()
@@ -195,11 +165,11 @@ def _add(name: str, value: Any, x: jax.Array, attacked: jax.Array) -> jax.Array:
     if ints and is_known(x, value, attacked):
         total = np.asarray(x, np.int64) + np.asarray(value, np.int64)
         low, high = jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max
-        wrong = np.asarray(hit) & ((total < low) | (total > high))
-        if wrong.any():
+        wrong = total[np.asarray(hit) & ((total < low) | (total > high))]
+        if wrong.size:
             raise ValueError(
                 f"{name} must keep data of {x.dtype} in [{low}, {high}], got "
-                f"{total[wrong][0]}."
+                f"{wrong[0]}."
             )
     return jnp.where(hit, x + value, x)
 
