@@ -78,18 +78,17 @@ class Experiment:
     out: Path = Path("runs/cfd_tables")
 
     def __post_init__(self):
-        check.one_of(("mnist", "cifar10", "digits"), data=self.data)
-        report.check_each(check.positive, alphas=self.alphas)
-        report.check_known(PARTS, parts=self.parts)
+        report.check_types(self)
+        report.check_each(self, check.positive, "alphas")
+        report.check_each(self, PARTS, "parts")
         within = functools.partial(check.in_range, 1, self.num_public)
-        report.check_each(within, fewer=self.fewer)
+        report.check_each(self, within, "fewer")
         if len(self.targets) != len(self.alphas):
             raise ValueError(
                 f"targets must be one for each of {len(self.alphas)} alphas, got "
                 f"{len(self.targets)}."
             )
         check.in_range(2, self.num_clients, cohort_size=self.cohort_size)
-        report.check_counts(self)
 
 
 PRESETS = {

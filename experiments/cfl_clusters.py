@@ -110,13 +110,12 @@ class Experiment:
     out: Path = Path("runs/cfl_clusters")
 
     def __post_init__(self):
-        check.one_of(("digits", *_PRINTED), data=self.data)
-        report.check_counts(self)
-        report.check_each(check.positive_int, gap_points=self.gap_points)
-        report.check_each(check.positive, eps1=self.eps1)
-        report.check_each(check.non_negative, eps2=self.eps2)
-        report.check_known(KINDS, kinds=self.kinds)
-        report.check_known(_SPLITS, splits=self.splits)
+        report.check_types(self)
+        report.check_each(self, check.positive_int, "gap_points")
+        report.check_each(self, check.positive, "eps1")
+        report.check_each(self, check.non_negative, "eps2")
+        report.check_each(self, KINDS, "kinds")
+        report.check_each(self, _SPLITS, "splits")
         for name in self.rules:
             check.one_of(_RULES, rules=name)
         check.in_range(1, self.num_clients, num_clusters=self.num_clusters)

@@ -36,7 +36,7 @@ from fedjax_core import (
 from fedjax_core.algorithms import fedcgan, fedcvae, fedevg
 from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import cifar, digits, images, medmnist, mnist, partition
-from fedjax_core.experiments.report import Page, check_each, claims_table, panels
+from fedjax_core.experiments import report
 from fedjax_core.generated import (
     Classifier,
     drawn,
@@ -194,21 +194,11 @@ class Experiment:
     out: Path = Path("runs/fedevg_tables")
 
     def __post_init__(self):
-        for name in self.data:
-            check.one_of(DATA, data=name)
-        for name in self.methods:
-            check.one_of(NAMES, methods=name)
-        check_each(check.positive, alphas=self.alphas)
-        check_each(check.positive_int, num_clients=self.num_clients)
-        check.positive(gradient_within=self.gradient_within)
-        check.positive_int(
-            size=self.size, num_train=self.num_train, num_test=self.num_test,
-            rounds=self.rounds, cohort_size=self.cohort_size, width=self.width,
-            num_seeds=self.num_seeds, feature_epochs=self.feature_epochs,
-            batch_size=self.batch_size,
-        )  # fmt: skip
-        if self.local_steps is not None:
-            check.positive_int(local_steps=self.local_steps)
+        report.check_each(self, DATA, "data")
+        report.check_each(self, NAMES, "methods")
+        report.check_each(self, check.positive, "alphas", "gradient_within")
+        report.check_each(self, check.positive_int, "num_clients")
+        report.check_types(self)
 
     @property
     def work(self) -> LocalWork:
@@ -482,7 +472,7 @@ def best(found: study.Outcome) -> Table:
         if others and all(len(v) == len(ours) for v in others):
             gap = ours - np.max(others, axis=0)
         claims.append((f"FedEvg is best by {which}{printed}", setting, gap))
-    return claims_table(f"The best by {which}", claims)
+    return report.claims_table(f"The best by {which}", claims)
 
 
 def printed_of(setting: str, which: str) -> Mapping[str, tuple[float, ...]]:
@@ -515,7 +505,7 @@ def membership(cells: Sequence[Cell]) -> Table:
 
 def draw(cells: Sequence[Cell], num_classes: int) -> Any:
     """A picture of one setting: a row of images of each class, method by method."""
-    figure, axes = panels(3.2 * len(cells), 3.4, 1, len(cells), squeeze=False)
+    figure, axes = report.panels(3.2 * len(cells), 3.4, 1, len(cells), squeeze=False)
     for place, cell in zip(axes[0], cells, strict=True):
         x = cell.made[0]
         tiles = x.reshape(num_classes, -1, *x.shape[1:]).transpose(0, 2, 1, 3, 4)
@@ -544,7 +534,7 @@ def described(experiment: Experiment) -> str:
 def main(experiment: Experiment) -> None:
     """Runs everything, prints the tables and writes one page of all."""
     about = f"{LIMITS}\n{described(experiment)}"
-    page = Page("Synthetic data, reduced", about, experiment.out)
+    page = report.Page("Synthetic data, reduced", about, experiment.out)
     everything, drawn_of = [], {}
     for name in experiment.data:
         pool, num_classes = load(experiment, name)

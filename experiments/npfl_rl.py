@@ -10,6 +10,7 @@ in others where its guesses differ.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,16 +23,8 @@ from rich.console import Console
 from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import npfl
 from fedjax_core.datasets.networks import related_tasks
-from fedjax_core.experiments.report import (
-    Page,
-    alike,
-    band,
-    check_each,
-    claims_table,
-    decibels,
-    panels,
-    write_csv,
-)
+from fedjax_core.experiments import report
+from fedjax_core.experiments.report import decibels
 from fedjax_core.networks import builders, labelled, policies, spectrum
 from fedjax_core.networks.graph import num_neighbours
 from fedjax_core.networks.plots import COLORS
@@ -135,7 +128,7 @@ class Experiment:
     def __post_init__(self):
         check.positive_int(num_nodes=self.num_nodes, num_seeds=self.num_seeds)
         check.in_range(10, 10**6, rounds=self.rounds)
-        check_each(lambda **x: check.in_range(0, 1, **x), taus=self.taus)
+        report.check_each(self, functools.partial(check.in_range, 0, 1), "taus")
         for name in self.settings:
             check.one_of(("thesis", *SETTINGS), settings=name)
         for name in self.policies:
@@ -276,7 +269,7 @@ def roughness(values: np.ndarray) -> np.ndarray:
 def levels(experiment: Experiment, found: Mapping[str, Result]) -> Table:
     """What every method reaches, beside the reference where it is of the same."""
     free = {"taus", "num_seeds", "seed", "settings", "out"}
-    comparable = alike(experiment, PRESETS["default"], free)
+    comparable = report.alike(experiment, PRESETS["default"], free)
     rows = []
     for name, result in found.items():
         end = level(result)
@@ -405,7 +398,7 @@ def orderings(experiment: Experiment, said: Sequence[Claim]) -> Table:
         "Orderings, < is less error: sign-flip permutation test, paired over "
         f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
     )
-    tested = claims_table(title, [claim[:3] for claim in said], "+.3g")
+    tested = report.claims_table(title, [claim[:3] for claim in said], "+.3g")
     rows = []
     for row, (*_, dB) in zip(tested.rows, said, strict=True):
         same = "" if dB is None else f"{dB.mean():+.2f} dB, {verdict_of(dB)}"
@@ -428,7 +421,7 @@ def overview(said: Mapping[str, Sequence[Claim]]) -> Table:
 
 def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
     """The three figures in four panels: means, and 10 to 90 % of the runs."""
-    figure, axes = panels(12, 8, 2, 2)
+    figure, axes = report.panels(12, 8, 2, 2)
     (left, right), below = axes
     learned = [NFL, *(fixed(tau) for tau in experiment.taus)]
     for panel, names, title in (
@@ -439,7 +432,7 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             at, values = found[name].series("deviation")
             low, high = np.quantile(decibels(values), [0.1, 0.9], axis=0)
             middle = decibels(values.astype(np.float64).mean(0))
-            band(panel, at, middle, low, high, color, name, "-")
+            report.band(panel, at, middle, low, high, color, name, "-")
         panel.set(xlabel="round", ylabel="deviation, dB", title=title)
         panel.legend(frameon=False, fontsize=8)
     for panel, name in zip(below, (DPG, SAC), strict=True):
@@ -450,7 +443,7 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             at = np.arange(1, tau.shape[1] + 1)
             low, high = np.quantile(tau, [0.1, 0.9], axis=0)
             third = f"a third with {rows} rows"
-            band(panel, at, tau.mean(0), low, high, color, third, "-")
+            report.band(panel, at, tau.mean(0), low, high, color, third, "-")
             own = train[f"tau_{one}"][0]
             panel.plot(at, own, ":", color=color, label=f"{one} rows, first run")
         panel.set(xlabel="round", ylabel="tau", title=f"6.3: {name}")
@@ -477,7 +470,7 @@ def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]
 def main(experiment: Experiment) -> None:
     """Runs all methods in all settings, draws them and writes one page."""
     e, found, said, left = experiment, {}, {}, {}
-    page = Page("How much to learn from other clusters", NOTES, e.out)
+    page = report.Page("How much to learn from other clusters", NOTES, e.out)
     for setting in e.settings:
         found[setting] = measure(e, setting, page.console)
         own = in_setting(e, setting)
@@ -496,5 +489,5 @@ def main(experiment: Experiment) -> None:
         )
         page.add(levels(own, methods), orderings(own, said[setting]))
         page.draw(f"npfl_rl_{setting.replace(' ', '_')}", draw(own, methods))
-    write_csv(e.out / "npfl_rl.csv", lines(found))
+    report.write_csv(e.out / "npfl_rl.csv", lines(found))
     page.write("npfl_rl")

@@ -21,7 +21,8 @@ from jax import lax
 from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import pao_fed
 from fedjax_core.datasets import calcofi, streams
-from fedjax_core.experiments.report import Page, band, decibels, panels, write_csv
+from fedjax_core.experiments import report
+from fedjax_core.experiments.report import decibels
 from fedjax_core.networks.run import run
 from fedjax_core.networks.streaming import World, featurise, held_out_error
 from fedjax_core.networks.theory.partial_sharing import largest_step_sizes
@@ -59,8 +60,7 @@ class Experiment:
         check.positive_int(num_runs=self.num_runs, num_clients=self.num_clients)
         check.in_range(100, 10**6, iterations=self.iterations)
         check.in_range(50, 10**6, num_features=self.num_features)
-        for figure in self.figures:
-            check.one_of(FIGURES, figures=figure)
+        report.check_each(self, FIGURES, "figures")
 
 
 PRESETS = {
@@ -459,7 +459,7 @@ def draw(experiment: Experiment, found: Findings) -> Any:
     """All panels: medians over runs, bands from the 10th to the 90th percentile."""
     shown = curves(experiment)
     rows = -(-len(shown) // 3)
-    figure, axes = panels(13, 3.6 * rows, rows, 3, squeeze=False)
+    figure, axes = report.panels(13, 3.6 * rows, rows, 3, squeeze=False)
     for at in axes.ravel()[len(shown) :]:
         at.set_axis_off()
     for at, (panel, group) in zip(axes.ravel(), shown.items(), strict=False):
@@ -478,7 +478,7 @@ def draw(experiment: Experiment, found: Findings) -> Any:
                 continue
             x, y = finding.result.evaluated, decibels(finding.error)
             low, middle, high = np.percentile(y, (10, 50, 90), axis=0)
-            band(at, x, middle, low, high, f"C{k}", label, "-")
+            report.band(at, x, middle, low, high, f"C{k}", label, "-")
         at.set(title=panel, xlabel="iteration", ylabel="test error, dB")
         if panel == "4.3b":
             at.set(xlabel="kilobits of all clients in an iteration", xscale="log")
@@ -516,9 +516,11 @@ def main(experiment: Experiment) -> None:
             alike(found),
         ),
     ]
-    page = Page("Asynchronous online learning", limits(experiment), experiment.out)
+    page = report.Page(
+        "Asynchronous online learning", limits(experiment), experiment.out
+    )
     page.add(*tables)
     page.draw("pao_fed", draw(experiment, found))
     page.write("summary")
     rows = [list(line.values()) for line in lines]
-    write_csv(experiment.out / "table.csv", [list(lines[0]), *rows])
+    report.write_csv(experiment.out / "table.csv", [list(lines[0]), *rows])

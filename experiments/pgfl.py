@@ -24,16 +24,7 @@ from fedjax_core import Dataset, Result, check
 from fedjax_core.algorithms.networks import pgfl
 from fedjax_core.datasets import medmnist, mnist
 from fedjax_core.datasets.servers import class_pairs, related_lines
-from fedjax_core.experiments.report import (
-    Page,
-    alike,
-    band,
-    check_each,
-    claims_table,
-    decibels,
-    panels,
-    write_csv,
-)
+from fedjax_core.experiments import report
 from fedjax_core.networks import builders, served
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
@@ -184,13 +175,12 @@ class Experiment:
     out: Path = Path("runs/pgfl")
 
     def __post_init__(self):
-        check.positive_int(num_seeds=self.num_seeds, every=self.every)
-        check.positive_int(num_images=self.num_images)
+        report.check_each(self, check.positive_int, "num_seeds", "every", "num_images")
         for name in ("rounds", "sweep_rounds", "image_rounds"):
             check.in_range(self.every, 10**6, **{name: getattr(self, name)})
-        check_each(check.fraction, taus=self.taus)
-        check_each(check.positive, firsts=self.firsts, decays=self.decays)
-        check_each(functools.partial(check.in_range, 0, 1), decays=self.decays)
+        report.check_each(self, check.fraction, "taus")
+        report.check_each(self, check.positive, "firsts", "decays")
+        report.check_each(self, functools.partial(check.in_range, 0, 1), "decays")
         for name in self.figures:
             check.one_of(FIGURES, figures=name)
         if not {0, 0.4} <= set(self.taus):
@@ -427,7 +417,7 @@ def level(name: str, result: Result, when: str = "end") -> np.ndarray:
 def shown(name: str, values: np.ndarray) -> np.ndarray:
     """In dB or %."""
     if FIGURES[name].metric == "nmsd":
-        return decibels(values)
+        return report.decibels(values)
     return 100 * np.asarray(values, np.float64)
 
 
@@ -435,7 +425,7 @@ def levels(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Ta
     """Means and deviations over runs beside the reference where it is of the same."""
     free = {"taus", "firsts", "decays", "figures", "num_seeds", "seed"}
     free |= {"mnist", "organs", "out", "num_images"}
-    comparable = alike(experiment, PRESETS["default"], free)
+    comparable = report.alike(experiment, PRESETS["default"], free)
     rows = []
     for method, result in found.items():
         known = REFERENCE.get(name, {}).get(method, {}) if comparable else {}
@@ -542,26 +532,26 @@ def orderings(
         "Orderings: sign-flip permutation test of dB or %, paired over "
         f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
     )
-    return claims_table(title, said, "+.2f")
+    return report.claims_table(title, said, "+.2f")
 
 
 def draw(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Any:
     """Curves, or last values along an axis: means, and 10 to 90 % of the runs."""
     spec = FIGURES[name]
-    figure, axes = panels(6, 4, 1, 1)
+    figure, axes = report.panels(6, 4, 1, 1)
     unit = "NMSD, dB" if spec.metric == "nmsd" else "accuracy, %"
     if spec.axis is not None:
         x = numbers(experiment, spec.axis)
         values = np.stack([level(name, result) for result in found.values()])
         low, high = np.quantile(values, [0.1, 0.9], axis=1)
-        band(axes, x, values.mean(1), low, high, COLORS[0], "PGFL")
+        report.band(axes, x, values.mean(1), low, high, COLORS[0], "PGFL")
         axes.set(xlabel=spec.axis, xscale="log" if spec.axis == "phi" else "linear")
     else:
         for (method, result), color in zip(found.items(), COLORS, strict=False):
             at, values = result.series(spec.metric)
             values = shown(name, values)
             low, high = np.quantile(values, [0.1, 0.9], axis=0)
-            band(axes, at, values.mean(0), low, high, color, method, "-")
+            report.band(axes, at, values.mean(0), low, high, color, method, "-")
         axes.set(xlabel="round")
         axes.legend(frameon=False, fontsize=8)
     axes.set(ylabel=unit, title=f"{name}: {spec.title}")
@@ -583,7 +573,7 @@ def main(experiment: Experiment) -> None:
     """Runs the figures, draws them and writes one page of all."""
     e, found = experiment, {}
     title = "Servers on a graph and clusters of clients"
-    page = Page(title, NOTES, e.out)
+    page = report.Page(title, NOTES, e.out)
     for name in e.figures:
         try:
             found[name] = measure(e, name, page.console)
@@ -596,5 +586,5 @@ def main(experiment: Experiment) -> None:
         picture = f"figure_{re.sub('[^0-9a-z]+', '_', name)}"
         page.draw(picture, draw(e, name, methods))
     e.out.mkdir(parents=True, exist_ok=True)
-    write_csv(e.out / "pgfl.csv", lines(found))
+    report.write_csv(e.out / "pgfl.csv", lines(found))
     page.write("pgfl")

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedjax_core import (
     study,
     study_report,
 )
+from fedjax_core.algorithms import fedavg
 from fedjax_core.networks import asynchronous, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Channel, Operator
@@ -224,6 +225,18 @@ def recorded(
     how: dict[str, Any] = {"seeds": range(experiment.num_seeds), "progress": False}
     where = experiment.out / name
     return simulate(algorithm, data, model, run_dir=where, resume=True, **how | options)
+
+
+def trained(
+    experiment: Any, name: str, data: FederatedData, model: Model, **options: Any
+) -> Result:
+    """As `recorded`, by FedAvg as the experiment has it, for its rounds."""
+    # Folders may be moved.
+    places = {k: None for k in vars(experiment) if k in ("path", "out")}
+    how: dict[str, Any] = {"rounds": experiment.rounds, "progress": True} | options
+    algorithm = fedavg.make(experiment.algorithm, model.loss)
+    record = vars(experiment) | places
+    return recorded(experiment, name, algorithm, data, model, record=record, **how)
 
 
 def outcome_of(
@@ -438,27 +451,37 @@ def claims_table(
     return study_report.Table(title, ("claim", "where", "by", "verdict"), rows)
 
 
-def check_each(rule: Callable[..., Any], **several: Sequence[Any]) -> None:
-    """Raises ValueError for an empty argument; has `rule` check every value."""
-    for name, values in several.items():
+def check_each(
+    experiment: Any, rule: Callable[..., Any] | Collection[Any], *names: str
+) -> None:
+    """Raises ValueError unless fields keep a rule, every value of those with several.
+
+    Args:
+      experiment: whose fields.
+      rule: of `check`, or all values that are known.
+      names: of the fields; none may be empty.
+    """
+    keep = rule if callable(rule) else functools.partial(check.one_of, rule)
+    for name in names:
+        value = getattr(experiment, name)
+        values = value if isinstance(value, tuple) else (value,)
         if not values:
             raise ValueError(f"{name} must not be empty.")
-        for value in values:
-            rule(**{name: value})
+        for each in values:
+            keep(**{name: each})
 
 
-def check_known(known: Collection[Any], **several: Sequence[Any]) -> None:
-    """As `check_each`, unless every value is one of those known."""
-    check_each(functools.partial(check.one_of, known), **several)
-
-
-def check_counts(experiment: Any, *others: str) -> None:
-    """Raises TypeError or ValueError unless all ints of an experiment are 1 or more.
+def check_types(experiment: Any, *others: str) -> None:
+    """Raises TypeError or ValueError for an int below 1, or a choice there is not.
 
     Args:
       experiment: a dataclass.
       others: names of ints that may be what they like.
     """
-    counts = {f.name for f in dataclasses.fields(experiment) if f.type is int}
-    for name in sorted(counts - {*others}):
-        check.positive_int(**{name: getattr(experiment, name)})
+    kinds = {field.name: field.type for field in dataclasses.fields(experiment)}
+    for name in sorted(kinds.keys() - {*others}):
+        kind, value = kinds[name], getattr(experiment, name)
+        if get_origin(kind) is Literal:
+            check.one_of(get_args(kind), **{name: value})
+        elif kind is int or (kind == int | None and value is not None):
+            check.positive_int(**{name: value})

@@ -56,10 +56,9 @@ class Experiment:
     out: Path = Path("runs/sbc_ratios")
 
     def __post_init__(self):
-        report.check_counts(self)
-        check.positive(client_lr=self.client_lr)
-        report.check_each(check.positive, rates=self.rates)
-        report.check_each(check.positive_int, delays=self.delays)
+        report.check_types(self)
+        report.check_each(self, check.positive, "client_lr", "rates")
+        report.check_each(self, check.positive_int, "delays")
         check.fraction(momentum=self.momentum)
 
 

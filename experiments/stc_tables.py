@@ -81,7 +81,7 @@ class Experiment:
     out: Path = Path("runs/stc_tables")
 
     def __post_init__(self):
-        report.check_counts(self)
+        report.check_types(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.open_interval(0, 1, goal=self.goal)
         if self.data == "shakespeare" and self.environments:

@@ -139,11 +139,11 @@ class Experiment:
     out: Path = Path("runs/zcdp_nfl")
 
     def __post_init__(self):
-        report.check_counts(self, "seed")
+        report.check_types(self, "seed")
         check.open_interval(0, 1, delta=self.delta)
-        report.check_each(check.positive, budgets=self.budgets)
+        report.check_each(self, check.positive, "budgets")
         check.one_of(self.budgets, shown=self.shown)
-        report.check_known(FIGURES, figures=self.figures)
+        report.check_each(self, FIGURES, "figures")
 
 
 PRESETS = {
