@@ -187,24 +187,13 @@ def configs(experiment: Experiment) -> dict[str, npfl.Config]:
 def drawn(experiment: Experiment, *, apart: bool = True) -> labelled.Draw:
     """The data of a seed; all nodes are of one cluster unless they are `apart`."""
     e = experiment
+    laws = e.num_features, e.sizes, e.spread, e.noise_variance
 
     def draw(key):
-        tasks = related_tasks(
-            key,
-            e.num_nodes,
-            e.num_clusters,
-            e.num_features,
-            e.sizes,
-            e.spread,
-            e.noise_variance,
-        )
-        return labelled.Nodes(
-            cluster=tasks.cluster if apart else 0 * tasks.cluster,
-            train=tasks.train[:3],
-            valid=tasks.valid[:3],
-            test=tasks.test[:3],
-            truth=tasks.train.w_true,
-        )
+        tasks = related_tasks(key, e.num_nodes, e.num_clusters, *laws)
+        cluster = tasks.cluster if apart else 0 * tasks.cluster
+        train, valid, test = (x[:3] for x in (tasks.train, tasks.valid, tasks.test))
+        return labelled.Nodes(cluster, train, valid, test, tasks.train.w_true)
 
     return draw
 
@@ -274,18 +263,12 @@ def levels(experiment: Experiment, found: Mapping[str, Result]) -> Table:
     for name, result in found.items():
         end = level(result)
         spread = decibels(end).std(ddof=1) if len(end) > 1 else 0.0
-        known = REFERENCE.get(name) if comparable else None
-        rows.append(
-            (
-                name,
-                f"{decibels(level(result, 'start').mean()):.2f}",
-                f"{decibels(end.mean()):.2f} ± {spread:.1f}",
-                "" if known is None else f"{known:.1f}",
-                f"{decibels(level(result, metric='printed_deviation').mean()):.2f}",
-                f"{level(result, metric='test_mse').mean():.3g}",
-                f"{result.train['tau'][:, -1].mean():.3f}",
-            )
-        )
+        seen = (level(result, "start"), end, level(result, metric=METRICS[1]))
+        start, last, printed = (f"{decibels(values.mean()):.2f}" for values in seen)
+        known = f"{REFERENCE[name]:.1f}" if comparable and name in REFERENCE else ""
+        error = f"{level(result, metric='test_mse').mean():.3g}"
+        tau = f"{result.train['tau'][:, -1].mean():.3f}"
+        rows.append((name, start, f"{last} ± {spread:.1f}", known, printed, error, tau))
     header = ("method", "start, dB", "end, dB", "reference", "as printed, dB")
     title = f"Deviations of {experiment.num_seeds} runs, ± that of a run"
     return Table(title, (*header, "test error", "mean tau"), rows)
@@ -336,12 +319,8 @@ def claims(
     said += [better_near("6.2", name, BEST) for name in learned]
     said.append(better("6.2", SAC, DPG))
     if {BATCH_DPG, BATCH_SAC} <= set(learned):
-        said += [
-            better("6.2", BATCH_SAC, BATCH_DPG),
-            better("6.2", BATCH_DPG, DPG),
-            better_near("6.2", BATCH_DPG, DPG),
-            smoother(found),
-        ]
+        said += [better("6.2", BATCH_SAC, BATCH_DPG), better("6.2", BATCH_DPG, DPG)]
+        said += [better_near("6.2", BATCH_DPG, DPG), smoother(found)]
     said += weights(found)
     return [*said, better("none", GREEDY, SAC)] if GREEDY in found else said
 
@@ -358,6 +337,7 @@ def smoother(found: Mapping[str, Result]) -> Claim:
 
 def weights(found: Mapping[str, Result]) -> list[Claim]:
     """What the text says of the weights: of thirds of nodes by their rows."""
+    few, _, many = WEIGHTS
     paths = {name: found[name].train for name in (DPG, SAC)}
     bends = {
         name: np.mean([roughness(p[f"tau_{k}"]) for k in ("fewest", "most")], 0)
@@ -365,9 +345,7 @@ def weights(found: Mapping[str, Result]) -> list[Claim]:
     }
     early = max(1, paths[SAC]["tau"].shape[1] // 10 - 1)
     speed = {
-        name: np.mean(
-            [abs(p[k][:, early] - p[k][:, 0]) for k in ("tau_few", "tau_many")], 0
-        )
+        name: np.mean([abs(p[k][:, early] - p[k][:, 0]) for k in (few, many)], 0)
         for name, p in paths.items()
     }
     said = [
@@ -378,16 +356,14 @@ def weights(found: Mapping[str, Result]) -> list[Claim]:
         for rows in ("few", "some", "many"):
             tau = np.asarray(path[f"tau_{rows}"], np.float64)
             first, soon, last = tau[:, 0], tau[:, early], tau[:, -1]
-            text, rise = f"{name}: tau of {rows} rows", soon - first
+            gains = {"rises at first": soon - first, "falls afterwards": soon - last}
             if rows == "many":
-                said.append(Claim(f"{text} falls at first", "6.3", -rise))
-            else:
-                said.append(Claim(f"{text} rises at first", "6.3", rise))
-                said.append(Claim(f"{text} falls afterwards", "6.3", soon - last))
+                gains = {"falls at first": first - soon}
             if rows != "few":
-                ends = f"{text} ends below half of its first"
-                said.append(Claim(ends, "6.3", first / 2 - last))
-        apart = path["tau_few"][:, -1] - path["tau_many"][:, -1]
+                gains["ends below half of its first"] = first / 2 - last
+            text = f"{name}: tau of {rows} rows"
+            said += [Claim(f"{text} {what}", "6.3", d) for what, d in gains.items()]
+        apart = path[few][:, -1] - path[many][:, -1]
         said.append(Claim(f"{name}: tau of few rows > of many, end", "6.3", apart))
     return said
 
@@ -411,10 +387,8 @@ def overview(said: Mapping[str, Sequence[Claim]]) -> Table:
     rows = []
     for same in zip(*said.values(), strict=True):
         verdicts = [verdict_of(claim.gain) for claim in same]
-        pairs = zip(said, verdicts, strict=True)
-        held = [setting for setting, verdict in pairs if verdict == "held"]
-        where = ", ".join(held) or "none"
-        rows.append((same[0].text, same[0].figure, *verdicts, where))
+        held = itertools.compress(said, (verdict == "held" for verdict in verdicts))
+        rows.append((*same[0][:2], *verdicts, ", ".join(held) or "none"))
     header = ("claim", "figure", *said, "held in")
     return Table("Verdicts on errors and weights, by setting", header, rows)
 
@@ -434,7 +408,6 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             middle = decibels(values.astype(np.float64).mean(0))
             report.band(panel, at, middle, low, high, color, name, "-")
         panel.set(xlabel="round", ylabel="deviation, dB", title=title)
-        panel.legend(frameon=False, fontsize=8)
     for panel, name in zip(below, (DPG, SAC), strict=True):
         train = found[name].train
         groups = (("few", "fewest"), ("some", "median"), ("many", "most"))
@@ -447,6 +420,7 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             own = train[f"tau_{one}"][0]
             panel.plot(at, own, ":", color=color, label=f"{one} rows, first run")
         panel.set(xlabel="round", ylabel="tau", title=f"6.3: {name}")
+    for panel in axes.ravel():
         panel.legend(frameon=False, fontsize=8)
     return figure
 
