@@ -10,6 +10,7 @@ another seed and validation data. Needs files, see --path.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -408,19 +409,16 @@ def orderings(outcome: study.Outcome, part: str, name: str) -> Table:
     if part == "plug-in":
         pairs = [(f"{m} + AAggFF", m) for m in by_name if not m.endswith(" + AAggFF")]
     claims = []
-    for better, worse in pairs:
-        mine, others = (printed_of(part, name, m) for m in (better, worse))
-        for summary in SHOWN[part]:
-            sign = -1 if summary in LOWER else 1
-            # Not where its own numbers are equal or the other way round.
-            known = summary in mine and summary in others
-            if summary == "best" or (
-                known and sign * (mine[summary][0] - others[summary][0]) <= 0
-            ):
-                continue
-            a, b = (_values(by_name[m], summary) for m in (better, worse))
-            gap = sign * (a - b) if len(a) and len(b) else np.zeros(0)
-            claims.append((f"{better} better than {worse}", summary, gap))
+    for pair, summary in itertools.product(pairs, SHOWN[part]):
+        sign = -1 if summary in LOWER else 1
+        ours, theirs = (printed_of(part, name, m).get(summary, ()) for m in pair)
+        # Not where its own numbers are equal or the other way round.
+        contradicted = ours and theirs and sign * (ours[0] - theirs[0]) <= 0
+        if summary == "best" or contradicted:
+            continue
+        a, b = (_values(by_name[m], summary) for m in pair)
+        gap = sign * (a - b) if len(a) and len(b) else np.zeros(0)
+        claims.append((" better than ".join(pair), summary, gap))
     title = f"Orderings: {name}, {part}, paired over seeds"
     return report.claims_table(title, claims, "+.2f")
 

@@ -419,11 +419,10 @@ def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
         report.band(at, x, mean, mean - std, mean + std, color, label)
 
     outcome, setting = outcomes["clusters"], experiment.splits[-1]
-    for k, method in enumerate(dict.fromkeys(row.method for row in outcome.rows)):
-        row = outcome.row(method, setting)
+    for k, row in enumerate(row for row in outcome.rows if row.setting == setting):
         assert row.result is not None
         rounds, values = row.result.series(row.metric)
-        line(jump, values, f"C{k}", method, rounds)
+        line(jump, values, f"C{k}", row.method, rounds)
     splits = train(outcome, "CFL", setting, "splits")
     for t in np.flatnonzero(splits[0]):
         jump.axvline(t + 1, color="grey", linewidth=0.8, linestyle=":")

@@ -300,10 +300,7 @@ def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
 def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Problem:
     """Trains an extractor on all images of the server and scores those to distil on.
 
-    Args:
-      experiment: what to do.
-      which: of the server's sources.
-      width: channels of the small network.
+    Of the source `which`; the small network has `width` channels.
     """
     pool, extra = load(experiment, which)
     image, classes = extra.shape[1:], experiment.num_classes
@@ -313,15 +310,15 @@ def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Probl
     else:
         named = {"resnet8": models.resnet8, "mobilenet_v2": models.mobilenet_v2}
         model, head = named[experiment.model](classes, image=image), "Dense_0"
-    photographs = image[2] == 3
-    views = pretrain.Views(shift=max(1, image[0] // 8), flip=photographs)
+    # Photographs may be turned round.
+    views = pretrain.Views(shift=max(1, image[0] // 8), flip=image[2] == 3)
     extractor, _ = pretrain.contrastive(
         experiment.pretraining, model, head, extra, jax.random.key(0), views
     )
     fraction = 1 - min(0.8, experiment.num_public / len(extra))
     negatives, public = (part["x"] for part in split_public({"x": extra}, fraction))
-    negatives = negatives[: experiment.num_negatives]
-    problem = Problem(negatives, public, model, head, extractor, {}, None)  # type: ignore[arg-type]
+    parts = negatives[: experiment.num_negatives], public, model, head, extractor
+    problem = Problem(*parts, {}, None)  # type: ignore[arg-type]
     releases = []
     for alpha in experiment.alphas:
         data = partition.alternating_dirichlet(pool, experiment.num_clients, alpha)

@@ -136,17 +136,12 @@ def load(experiment: Experiment) -> list[Problem]:
         drawn = [(data, fmi.coordinates(experiment.path / FILE, data.client_ids))]
     problems = []
     for data, place in drawn:
-        sizes = data.train.sizes
+        sizes, train = data.train.sizes, data.train
         early = np.maximum(1, sizes - np.maximum(1, sizes // 5))
-        problem = Problem(
-            place,
-            graph=builders.knn_points(place, experiment.num_neighbours, "geodesic"),
-            early=_statistics(data.train, last=early),
-            validation=_statistics(data.train, first=early),
-            train=_statistics(data.train),
-            test=_statistics(data.splits["test"]),
-        )
-        problems.append(problem)
+        graph = builders.knn_points(place, experiment.num_neighbours, "geodesic")
+        parts = _statistics(train, last=early), _statistics(train, first=early)
+        whole = _statistics(train), _statistics(data.splits["test"])
+        problems.append(Problem(place, graph, *parts, *whole))
     return problems
 
 
@@ -169,13 +164,9 @@ def solve(experiment: Experiment, problem: Problem) -> Outcome:
     with jax.enable_x64(True):
         W_early = learn(problem.early.Q, problem.early.q)
         W = learn(problem.train.Q, problem.train.q)
-        return Outcome(
-            problem,
-            np.asarray(W),
-            validation=error(W_early, problem.validation),
-            train=error(W, problem.train),
-            test=error(W, problem.test),
-        )
+        validation = error(W_early, problem.validation)
+        errors = (error(W, windows) for windows in (problem.train, problem.test))
+        return Outcome(problem, np.asarray(W), validation, *errors)
 
 
 def relax(experiment: Experiment, outcome: Outcome, chosen: int) -> report.Run:
@@ -203,11 +194,10 @@ def table(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
         "one model for all": -1,
     }
     train, test = _errors(outcomes, "train"), _errors(outcomes, "test")
-    columns = {"train": train.mean(0), "test": test.mean(0), "std": test.std(0)}
+    columns, times = {"train": train.mean(0), "test": test.mean(0)}, ""
+    if len(test) > 1:
+        columns["std"], times = test.std(0), f", {len(test)} times"
     kind = "real" if experiment.path else "drawn"
-    times = f", {len(test)} times" if len(test) > 1 else ""
-    if len(test) == 1:
-        del columns["std"]
     return report.tabulate(
         ("", *columns),
         [(way, *(f"{x[k]:.3f}" for x in columns.values())) for way, k in ways.items()],

@@ -193,12 +193,8 @@ def sweep(experiment: Experiment, graph: Graph) -> Sweep:
         coupled = jax.vmap(lambda alpha: error(solve(graph, problem, alpha)))(alphas)
         everyone = pooled(jnp.ones(len(label)))
         oracle = jax.vmap(pooled)(member)[label]
-        return (
-            coupled[1:],
-            coupled[0],
-            error(jnp.broadcast_to(everyone, q.shape)),
-            error(oracle),
-        )
+        shared = error(jnp.broadcast_to(everyone, q.shape))
+        return coupled[1:], coupled[0], shared, error(oracle)
 
     with jax.enable_x64(True):
         over = jax.vmap(jax.vmap(one, (None, 0, None)), (0, None, None))
@@ -244,15 +240,9 @@ def converge_asynchronously(
             graph, 2 * experiment.rounds, bound, jax.random.key(bound), activity=0.3
         )
         asynchronous.check_partially_asynchronous(schedule, bound)
-        run = report.approach(
-            experiment,
-            f"asynchronous_{bound}",
-            method,
-            solution,
-            factor=kappa,
-            norm=block_max_norm,
-            schedule=schedule,
-        )
+        name = f"asynchronous_{bound}"
+        how: dict[str, Any] = {"norm": block_max_norm, "schedule": schedule}
+        run = report.approach(experiment, name, method, solution, factor=kappa, **how)
         runs[bound] = schedule, run
     return runs
 
@@ -267,12 +257,9 @@ def _relax(graph: Graph, problem: Problem, alpha: float) -> tuple[Operator, jax.
 
 def errors(sweep: Sweep, k: int) -> dict[str, np.ndarray]:
     """Errors ``[seeds]`` of all methods with num_examples[k], at the best alpha."""
-    by_method = (
-        sweep.alone[:, k],
-        sweep.network[:, k, sweep.best(k)],
-        sweep.everyone[:, k],
-        sweep.oracle[:, k],
-    )
+    network = sweep.network[:, k, sweep.best(k)]
+    others = (errors[:, k] for errors in (sweep.everyone, sweep.oracle))
+    by_method = (sweep.alone[:, k], network, *others)
     return dict(zip(METHODS, by_method, strict=True))
 
 
@@ -378,14 +365,12 @@ def _maps(figure: Any, axes: Any, graph: Graph, problem: Problem, alpha: float) 
         "every node alone": solve(graph, problem, 0.0),
         f"GTVMin, alpha = {alpha:g}": solve(graph, problem, alpha),
     }
-    values = {
-        name: (np.asarray(W) - centre) @ direction for name, W in pictures.items()
-    }
-    most = 1.15 * np.abs(values["the truth"]).max()
+    most = 1.15 * np.abs((W_true - centre) @ direction).max()
     place = plots.layout(graph)
     look = {"cmap": "RdYlBu_r", "vmin": -most, "vmax": most}
     nodes = None
-    for panel, (name, value) in zip(axes, values.items(), strict=True):
+    for panel, (name, W) in zip(axes, pictures.items(), strict=True):
+        value = (np.asarray(W) - centre) @ direction
         nodes = plots.network(panel, graph, value, place, **look)
         panel.set_title(name)
     bar = figure.colorbar(nodes, ax=axes, shrink=0.8, pad=0.01, extend="both")

@@ -198,14 +198,9 @@ def table(splits: list[Split]) -> Table:
 
 
 def plot(splits: list[Split], path: Path | None = None) -> Any:
-    """Draws one panel per split.
+    """Draws one panel per split of digits, with the array "digit" besides labels "y".
 
-    Args:
-      splits: of digits, with the array "digit" besides the labels "y".
-      path: file to write; without it the figure is only returned.
-
-    Returns:
-      The matplotlib `Figure`.
+    Returns the matplotlib `Figure`, written to a file if there is a path.
     """
     from matplotlib.figure import Figure
 

@@ -144,18 +144,12 @@ def fedgd_without_a_clock(
     e, graph, (Q, q, _) = experiment, problem.graph, problem.local
     eta = asynchronous.fedgd_rate_bound(graph, Q, e.alpha)
     method = fedgd.make(graph, quadratic(Q, q), alpha=e.alpha, eta=eta)
-    schedule = asynchronous.partially_asynchronous(
-        graph, 2 * e.rounds, e.bound, jax.random.key(e.seed)
-    )
-    run = report.approach(
-        e,
-        "no_clock",
-        method,
-        gtvmin.closed_form(graph, Q, q, e.alpha),
-        factor=asynchronous.fedgd_contraction(Q, eta),
-        norm=block_max_norm,
-        schedule=schedule,
-    )
+    when = 2 * e.rounds, e.bound, jax.random.key(e.seed)
+    schedule = asynchronous.partially_asynchronous(graph, *when)
+    goal = gtvmin.closed_form(graph, Q, q, e.alpha)
+    how: dict[str, Any] = {"norm": block_max_norm, "schedule": schedule}
+    factor = asynchronous.fedgd_contraction(Q, eta)
+    run = report.approach(e, "no_clock", method, goal, factor=factor, **how)
     return schedule, run
 
 
