@@ -235,10 +235,11 @@ def make_studies(experiment: Experiment) -> dict[str, study.Study]:
     """The studies, by the table or figures that they are of."""
     e, make = experiment, methods(experiment)
     of_data = functools.partial(settings, e, load(e))
-    starts = ("previous", "initial", "dual")
+    whole = functools.partial(make["cfd"], up_bits=32, down_bits=32)
     table_1 = {
-        name: make["cfd"](start=start, up_bits=32, down_bits=32)
-        for name, start in zip(PRINTED["mnist"], starts, strict=True)
+        "init previous": whole(start="previous"),
+        "init random": whole(start="initial"),
+        "dual distillation": whole(start="dual"),
     }
     table_2 = {"FedAvg": make["fedavg"](), "FD": make["fd"]()} | {
         f"CFD-{up}-{down}{' delta' * delta}": make["cfd"](

@@ -310,7 +310,7 @@ def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Probl
     else:
         named = {"resnet8": models.resnet8, "mobilenet_v2": models.mobilenet_v2}
         model, head = named[experiment.model](classes, image=image), "Dense_0"
-    # Photographs may be turned round.
+    # Photographs may be mirrored, digits not.
     views = pretrain.Views(shift=max(1, image[0] // 8), flip=image[2] == 3)
     extractor, _ = pretrain.contrastive(
         experiment.pretraining, model, head, extra, jax.random.key(0), views

@@ -410,11 +410,11 @@ def levels(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Ta
         known = REFERENCE.get(name, {}).get(method, {}) if comparable else {}
         cells = [method]
         at = result.series(FIGURES[name].metric)[0]
-        for when, round in (("start", int(at[0])), ("end", int(at[-1]))):
+        for when, t in (("start", int(at[0])), ("end", int(at[-1]))):
             values = level(name, result, when)
             spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
             cells.append(f"{values.mean():.2f}{spread}")
-            cells.append(f"{known[round]:.1f}" if round in known else "")
+            cells.append(f"{known[t]:.1f}" if t in known else "")
         spent = result.client_metrics["budget_of_node"]
         rows.append((*cells, f"{spent.mean():.3g}", f"{spent.max():.3g}"))
     unit = "dB" if FIGURES[name].metric == "nmsd" else "%"
