@@ -78,7 +78,6 @@ class Experiment:
     out: Path = Path("runs/cfd_tables")
 
     def __post_init__(self):
-        report.check_types(self)
         report.check_each(self, check.positive, "alphas")
         report.check_each(self, PARTS, "parts")
         within = functools.partial(check.in_range, 1, self.num_public)
@@ -89,6 +88,7 @@ class Experiment:
                 f"{len(self.targets)}."
             )
         check.in_range(2, self.num_clients, cohort_size=self.cohort_size)
+        report.check_types(self)
 
 
 PRESETS = {

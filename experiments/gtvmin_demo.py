@@ -87,7 +87,7 @@ class Experiment:
         check.in_range(0, 1, p_in=self.p_in, p_out=self.p_out)
         check.positive(noise_std=self.noise_std)
         check.seed(graph_seed=self.graph_seed)
-        report.check_types(self, "graph_seed")
+        report.check_types(self, "graph_seed", "shown")
         report.check_each(self, check.positive_int, "num_examples", "bounds")
         report.check_each(self, check.positive, "alphas")
         check.one_of(self.num_examples, shown=self.shown)

@@ -223,10 +223,10 @@ class Experiment:
             ((1, 2, 4), ("shrink",)),  # divides the sides of all images
         ):
             report.check_each(self, rule, *names)
-        report.check_types(self)
         check.in_range(2, 1000, local_epochs=self.local_epochs)  # FedRep has two phases
         check.in_range(0, 1, lr_decay=self.lr_decay)
         check.in_range(1, min(self.num_clients), cohort_size=self.cohort_size)
+        report.check_types(self)
         for name in ("nus", "warm_ups"):
             if len(values := getattr(self, name)) != len(SCHEMES):
                 raise ValueError(
