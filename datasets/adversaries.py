@@ -38,11 +38,8 @@ def adversaries(
       send what an attack makes of their updates.
     - "clean": nothing happens.
 
-    Args:
-      data: with ``x``, floats, and ``y``, ints. Not changed.
-      attacked: [N] bool.
-      kind: one of `KINDS`.
-      seed: int >= 0, of the noise.
+    `data` has ``x``, floats, and ``y``, ints, and is not changed; `attacked` is [N]
+    bool, `kind` one of `KINDS`, and `seed`, an int >= 0, that of the noise.
 
     Raises:
       ValueError: an unknown kind, or `attacked` is not [N] bool.
@@ -51,10 +48,8 @@ def adversaries(
     check.one_of(KINDS, kind=kind)
     bad = np.asarray(attacked)
     if bad.dtype != bool or bad.shape != (data.num_clients,):
-        raise ValueError(
-            f"attacked must be bool of shape ({data.num_clients},), got {bad.dtype} "
-            f"{bad.shape}."
-        )
+        wanted = f"bool of shape ({data.num_clients},)"
+        raise ValueError(f"attacked must be {wanted}, got {bad.dtype} {bad.shape}.")
     rows = np.repeat(bad, data.train.sizes)
     changed = {MARK: rows & (kind == "byzantine")}
     if kind == "label-flip":

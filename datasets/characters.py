@@ -53,9 +53,8 @@ def decode(ids: np.ndarray) -> str:
     """
     ids = np.asarray(ids)
     if ids.size and not 0 <= ids.min() <= ids.max() < NUM_IDS:
-        raise ValueError(
-            f"ids must be in [0, {NUM_IDS - 1}], got {ids.min()} to {ids.max()}."
-        )
+        found = f"{ids.min()} to {ids.max()}"
+        raise ValueError(f"ids must be in [0, {NUM_IDS - 1}], got {found}.")
     symbols = np.array(["", "", "", *VOCABULARY, "\N{REPLACEMENT CHARACTER}"])
     return "".join(symbols[ids.ravel()])
 

@@ -102,14 +102,13 @@ def _read(
         content = read_bytes(path)
         n, rest = divmod(len(content), record)
         if rest or n == 0:
-            problem = f"expected whole records of {record} bytes, found {rest} bytes."
-            raise DataFileError(path, f"offset {n * record}", problem)
+            wanted, at = f"whole records of {record} bytes", f"offset {n * record}"
+            raise DataFileError(path, at, wanted, f"{rest} bytes")
         if count is not None and n != count:
-            problem = f"expected {count} records of {record} bytes, found {n}."
-            raise DataFileError(path, "size", problem)
+            raise DataFileError(path, "size", f"{count} records of {record} bytes", n)
         if content in seen:
-            problem = f"expected images of its own, found a copy of {seen[content]}."
-            raise DataFileError(path, "content", problem)
+            copy = f"a copy of {seen[content]}"
+            raise DataFileError(path, "content", "images of its own", copy)
         seen[content] = path
         table = np.frombuffer(content, np.uint8).reshape(n, record)
         split = {}

@@ -43,11 +43,8 @@ def two_groups(
     - "conflicting": as "xor", but both groups have inputs on both sides: no model of
       x fits both.
 
-    Args:
-      kind: one of them.
-      num_clients: N, even.
-      size: examples of a client in each split.
-      seed: int >= 0.
+    `num_clients` is even, `size` the examples of a client in each split, `seed` an int
+    >= 0.
 
     Returns:
       Data of ``x`` [n, 2] float32 and ``y`` [n] int32, and the group of each client.
@@ -59,10 +56,8 @@ def two_groups(
     check.positive_int(num_clients=num_clients, size=size)
     if num_clients % 2:
         raise ValueError(f"num_clients must be even, got {num_clients}.")
-    group, rng = (
-        np.arange(num_clients) // (num_clients // 2),
-        common.generator(seed, 21),
-    )
+    group = np.arange(num_clients) // (num_clients // 2)
+    rng = common.generator(seed, 21)
 
     def client(k):
         up = rng.choice(_SIGNS, size)
@@ -90,14 +85,8 @@ def random_gradients(
 
     Gradients of the risks are standard normal, less their mean, so that they balance.
     A client's differs from its distribution's by noise in a uniform direction, of norm
-    `gamma` times that of the gradient.
-
-    Args:
-      num_distributions: K >= 2.
-      gamma: relative noise, >= 0.
-      clients_each: clients of each distribution.
-      dim: of the gradients.
-      seed: int >= 0.
+    `gamma` >= 0 times that of the gradient. There are K >= 2 `num_distributions` of
+    `clients_each`; `seed` is an int >= 0.
 
     Returns:
       ``[M, dim]`` float64, M = K `clients_each`, and ``[M]`` ints in 0..K-1.

@@ -27,6 +27,7 @@ Raises:
 """
 
 import contextlib
+import importlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData, check_alike
-from fedjax_core.data.readers.files import DataFileError
+from fedjax_core.data.readers.files import DataFileError, named
 
 Arrays = dict[str, np.ndarray]
 Clients = Iterator[tuple[str, Arrays]]
@@ -59,7 +60,7 @@ def choose(
     seen: dict[str, None] = {}
     for name in names:
         if not isinstance(name, str):
-            raise DataFileError(path, "client ids", f"expected text, found {name!r}.")
+            raise DataFileError(path, "client ids", "text", repr(name))
         if name in seen:
             raise DataFileError(path, f"client {name!r}", "occurs twice.")
         seen[name] = None
@@ -128,21 +129,18 @@ def same_clients(
     test = _collect(path, read("test", list(train) if part else None, None))
     if different := sorted(train.keys() ^ test.keys()):
         problem = f"is in one of train and test only, as are {len(different) - 1} more."
-        raise DataFileError(
-            path, f"client {different[0]!r}", f"{problem} {hint}".strip()
-        )
+        problem = f"{problem} {hint}".strip()
+        raise DataFileError(path, f"client {different[0]!r}", problem)
     with named(path, "clients"):
-        data = FederatedData.from_lists(
-            train.values(), [test[name] for name in train], client_ids=train
-        )
-    one, other = data.splits.values()
-    with named(path, "shapes"):
-        check_alike("train", one.examples, "test", other.examples)
+        lists = train.values(), [test[name] for name in train]
+        data = FederatedData.from_lists(*lists, client_ids=train)
+        one, other = data.splits.values()
+        check_alike("train", one.examples, "test", other.examples)  # without any too
     # A single example may well occur in both: two short speeches, say.
     first, second = ({"": s.offsets, **s.examples} for s in (one, other))
     if one.num_examples > 1 and all(np.array_equal(first[k], second[k]) for k in first):
-        problem = "expected examples of its own, found those of train again."
-        raise DataFileError(path, "test", problem)
+        again = "those of train again"
+        raise DataFileError(path, "test", "examples of its own", again)
     return data
 
 
@@ -177,7 +175,7 @@ def open_sqlite(
     """
     path = Path(path)
     if not path.stat().st_size:  # to SQLite, a sound database without tables
-        raise DataFileError(path, "byte 0", "expected an SQLite database, found none.")
+        raise DataFileError(path, "byte 0", "an SQLite database", "none")
     # Immutable: no lock, no journal, and nothing is written beside the file.
     uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
     errors = sqlite3.Error, UnicodeDecodeError
@@ -194,26 +192,22 @@ def open_sqlite(
             rows = connection.execute(f"PRAGMA table_info({table})")
             found = [row[1] for row in rows] if table in present else []
             if not set(columns) <= set(found):
-                problem = f"expected columns {list(columns)}, found {found}."
-                raise DataFileError(path, f"table {table}", problem)
+                wanted = f"columns {list(columns)}"
+                raise DataFileError(path, f"table {table}", wanted, found)
         yield connection
+
+
+def extra(package: str, needs: str) -> Any:
+    """A package of the extra "formats"; an ImportError says what `needs` it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        install = "pip install 'fedjax_core[formats]'"
+        raise ImportError(f"{needs} need {package}: {install}.") from error
 
 
 def _collect(path: Path | str, clients: Clients) -> dict[str, Arrays]:
     collected = dict(clients)
     if not collected:
-        raise DataFileError(path, "clients", "expected at least one, found none.")
+        raise DataFileError(path, "clients", "at least one", "none")
     return collected
-
-
-@contextlib.contextmanager
-def named(
-    path: Path | str, where: str, *errors: type[Exception], problem: str = "{}"
-) -> Iterator[None]:
-    """Turns `errors`, ValueError by default, into a DataFileError with the place."""
-    try:
-        yield
-    except DataFileError:
-        raise
-    except errors or (ValueError,) as error:  # noqa: B030
-        raise DataFileError(path, where, problem.format(error)) from error

@@ -16,7 +16,7 @@ References:
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data.packed import Dataset
+from fedjax_core.data.packed import Dataset, divided
 from fedjax_core.datasets import images
 
 
@@ -35,12 +35,8 @@ def load(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     """
     from sklearn.datasets import load_digits  # slow to import, needed only here
 
-    check.in_range(0, 1, test_fraction=test_fraction)
     check.seed(seed=seed)
     pixels, labels = load_digits(return_X_y=True)
     is_test = images.hold_out(np.asarray(labels), test_fraction, seed)
     x, y = np.asarray(pixels, np.float32) / 16, np.asarray(labels, np.int32)
-    return Dataset(
-        train={"x": x[~is_test], "y": y[~is_test]},
-        test={"x": x[is_test], "y": y[is_test]},
-    )
+    return Dataset(*divided({"x": x, "y": y}, is_test))

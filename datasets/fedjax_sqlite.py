@@ -29,18 +29,9 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
-from fedjax_core.data.readers.files import DataFileError, find, max_unpacked
-from fedjax_core.datasets import tff
-from fedjax_core.datasets.containers import (
-    Arrays,
-    Clients,
-    choose,
-    convert,
-    named,
-    one_split,
-    open_sqlite,
-    same_clients,
-)
+from fedjax_core.data.readers.files import DataFileError, find, max_unpacked, named
+from fedjax_core.datasets import containers, tff
+from fedjax_core.datasets.containers import Arrays, Clients
 
 _URL = "https://storage.googleapis.com/gresearch/fedjax/"
 _TABLE = {"federated_data": ("client_id", "data", "num_examples")}
@@ -88,16 +79,10 @@ def stack_overflow(
     max_clients: int | None = None,
 ) -> FederatedData:
     """As `tff.stack_overflow`, of stackoverflow_{train,held_out,test}.sqlite."""
-    check.one_of(("train", "heldout", "test"), split=split)
-    check.positive_int(length=length)
-    name = "held_out" if split == "heldout" else split
-    path = _find(folder, "stackoverflow", f"stackoverflow_{name}")
-    if word_ids is None:
-        word_ids = tff.read_word_ids(folder)
-    to_arrays = functools.partial(
-        tff.stack_overflow_examples, word_ids=word_ids, length=length
-    )
-    return one_split(path, iterate(path, to_arrays, clients, max_clients))
+    check.one_of(tff._SENTENCES, split=split)
+    path = _find(folder, "stackoverflow", f"stackoverflow_{tff._SENTENCES[split]}")
+    to_arrays = tff._sentences(folder, word_ids, length)
+    return containers.one_split(path, iterate(path, to_arrays, clients, max_clients))
 
 
 def iterate(
@@ -111,41 +96,36 @@ def iterate(
     `to_arrays` makes arrays of a client's features, such as `tff.emnist_examples`; None
     gives the features as stored, texts as object arrays of bytes.
     """
-    return convert(path, _iterate(Path(path), clients, max_clients), to_arrays)
+    raw = _iterate(Path(path), clients, max_clients)
+    return containers.convert(path, raw, to_arrays)
 
 
 def _iterate(
     path: Path, clients: Sequence[str] | None, max_clients: int | None
 ) -> Clients:
-    with open_sqlite(path, _TABLE) as connection:
+    with containers.open_sqlite(path, _TABLE) as connection:
         query = "SELECT client_id, rowid FROM federated_data ORDER BY rowid"
         rows = [(_text(path, name), i) for name, i in connection.execute(query)]
-        chosen = choose(path, (name for name, _ in rows), clients, max_clients)
+        names = (name for name, _ in rows)
+        chosen = containers.choose(path, names, clients, max_clients)
         rowids = dict(rows)
         query = "SELECT data, num_examples FROM federated_data WHERE rowid = ?"
         for client_id in chosen:
             where = f"client {client_id!r}"
             row = connection.execute(query, [rowids[client_id]]).fetchone()
             if row is None or not isinstance(row[0], bytes):
-                raise DataFileError(path, where, f"expected a BLOB, found {row!r:.80}.")
+                raise DataFileError(path, where, "a BLOB", f"{row!r:.80}")
             with named(path, where):
                 features = _unpack(row[0])
             sizes = {name: len(array) for name, array in features.items()}
             if set(sizes.values()) != {row[1]}:
-                problem = f"expected {row[1]!r} examples, found {sizes}."
-                raise DataFileError(path, where, problem)
+                raise DataFileError(path, where, f"{row[1]!r} examples", sizes)
             yield client_id, features
 
 
 def _unpack(data: bytes) -> Arrays:
     """A client's arrays; every error is a ValueError."""
-    try:
-        import msgpack  # of the extra
-    except ImportError as error:
-        raise ImportError(
-            "FedJAX's files need msgpack: pip install 'fedjax_core[formats]'."
-        ) from error
-
+    msgpack = containers.extra("msgpack", "FedJAX's files")
     limit = max_unpacked(len(data))
     decompressor = zlib.decompressobj()
     try:
@@ -225,11 +205,9 @@ def _both(
     family: str,
     name: str,
     to_arrays: Callable[[Any], Arrays],
-    clients: Sequence[str] | None,
-    max_clients: int | None,
+    *wanted: Any,
 ) -> FederatedData:
     def read(split: str, *wanted: Any) -> Clients:
         return iterate(_find(folder, family, f"{name}_{split}"), to_arrays, *wanted)
 
-    path = _find(folder, family, f"{name}_test")
-    return same_clients(path, read, clients, max_clients)
+    return containers.same_clients(_find(folder, family, f"{name}_test"), read, *wanted)

@@ -98,19 +98,13 @@ def load(
     """
     check.positive_int(window=window)
     path = Path(path)
+    found = [path] if path.is_file() else []
     if path.is_dir():
-        found = sorted(
-            file
-            for end in ("", ".gz")
-            for file in files.visible_files(path, f"*.csv{end}")
-        )
-    else:
-        found = [path] if path.is_file() else []
+        ends = "*.csv", "*.csv.gz"
+        found = sorted(file for end in ends for file in files.visible_files(path, end))
     if not found:
-        raise FileNotFoundError(
-            f"no file {path} and no *.csv in such a folder; fetch observations from "
-            f"{SOURCE} and put them there."
-        )
+        fetch = f"fetch observations from {SOURCE} and put them there"
+        raise FileNotFoundError(f"no file {path} or *.csv in such a folder; {fetch}.")
     names = _columns(found[0])
     if "y_tmax" in names and not path.is_dir():
         check.one_of((_WINDOW,), window=window)
@@ -224,11 +218,9 @@ def _read_site(file: Path) -> _Series:
     names = _columns(file)
     series = [c for c in names.values() if "temperature" in c.lower()]
     if not series:
+        wanted = "the header of one of FMI's layouts with a temperature"
         found = ", ".join(names.values())
-        problem = (
-            "expected the header of one of FMI's layouts with a temperature, found"
-        )
-        raise DataFileError(file, "line 1", f"{problem} {found[:100]!r}.")
+        raise DataFileError(file, "line 1", wanted, repr(found[:100]))
     new = "station" in names
     clock = "clock" if new else "time"
     fields = {
@@ -240,14 +232,11 @@ def _read_site(file: Path) -> _Series:
     spelled = {"year": "Year", "month": "Month", "day": "Day"}  # for the error
     table = _read(file, spelled | names, fields | dict.fromkeys(series, _temperature))
     days = []
-    for i, date in enumerate(
-        zip(*(table[c] for c in ("year", "month", "day")), strict=True)
-    ):
-        try:
-            days.append(_minutes("{:04d}-{:02d}-{:02d}".format(*date)))
-        except ValueError:
-            problem = f"expected a date, found {'-'.join(map(str, date))}."
-            raise DataFileError(file, f"row {i + 1} of data", problem) from None
+    dates = np.stack([table[c] for c in ("year", "month", "day")], 1).tolist()
+    for i, (year, month, day) in enumerate(dates, 1):
+        problem = f"expected a date, found {year}-{month}-{day}."
+        with files.named(file, f"row {i} of data", problem=problem):
+            days.append(_minutes(f"{year:04d}-{month:02d}-{day:02d}"))
     # file.stem would leave the .csv of .csv.gz.
     alone = np.full(len(days), file.name.split(".csv")[0])
     return _Series(
@@ -263,11 +252,8 @@ def _merge(parts: list[tuple[Path, _Series]]) -> _Series:
     owner: dict[str, Path] = {}
     for file, part in parts:
         if list(part.values) != list(series.values):
-            problem = (
-                f"expected the temperatures of {first}, {', '.join(series.values)}"
-            )
-            problem += f"; found {', '.join(part.values)}."
-            raise DataFileError(file, "line 1", problem)
+            wanted = f"the temperatures of {first}, {', '.join(series.values)}"
+            raise DataFileError(file, "line 1", wanted, ", ".join(part.values))
         for name in np.unique(part.station).tolist():
             if name in owner:
                 problem = f"{name!r} is also in {owner[name]}."
@@ -304,11 +290,11 @@ def _cut(
     start = np.flatnonzero((run[window:] == run[:-window]) & whole[:-window])
     if not len(start):
         longest = int(np.bincount(run[whole]).max(initial=0))
-        fits = (
-            f"window can be {longest - 1} at most" if longest > 1 else "no window fits"
-        )
-        problem = f"expected {window + 1} consecutive values somewhere, found nowhere"
-        raise DataFileError(file, "all rows", f"{problem} more than {longest}; {fits}.")
+        most = f"window can be {longest - 1} at most"
+        wanted = f"{window + 1} consecutive values somewhere"
+        fits = most if longest > 1 else "no window fits"
+        found = f"nowhere more than {longest}; {fits}"
+        raise DataFileError(file, "all rows", wanted, found)
     cut = np.lib.stride_tricks.sliding_window_view(values, window + 1, axis=0)[start]
     x = cut[:, :, :-1].reshape(len(start), -1)
     return names[client[start]], x, cut[:, column, -1]

@@ -84,8 +84,8 @@ def load(path: Path | str, seed: int = 43, standardize: bool = True) -> Federate
         rows = rows[~np.isnan(rows).any(1)]
         counts = np.bincount(rows[:, -1] > 0, minlength=2)
         if len(rows) < 2:
-            problem = f"expected at least 2 without gaps, found {len(rows)}."
-            raise DataFileError(_find(path, hospital), "all rows", problem)
+            file, wanted = _find(path, hospital), "at least 2 without gaps"
+            raise DataFileError(file, "all rows", wanted, len(rows))
         test = train_test_split(
             np.arange(len(rows)),
             train_size=0.66,
@@ -116,10 +116,10 @@ def read(path: Path | str) -> dict[str, np.ndarray]:
     Errors as `load`; also if two files have equal content.
     """
     found = {hospital: _find(path, hospital) for hospital in HOSPITALS}
+    fields = {c: csv_files.optional(f, "?") for c, f in _FIELDS.items()}
+    fields["num"] = _FIELDS["num"]
     hospitals: dict[str, np.ndarray] = {}
     for hospital, file in found.items():
-        fields = {c: csv_files.optional(f, "?") for c, f in _FIELDS.items()}
-        fields["num"] = _FIELDS["num"]
         table = csv_files.read(file, fields, header=COLUMNS)
         rows = np.stack([table[c] for c in COLUMNS], 1)
         for other, known in hospitals.items():

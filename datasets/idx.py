@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core.data.readers.files import DataFileError, fits, read_bytes, shape_name
+from fedjax_core.data.readers.files import DataFileError, check_shape, read_bytes
 
 _TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
@@ -37,45 +37,39 @@ def read(
     """
     content = read_bytes(path)
     if len(content) < 4:
-        problem = f"expected 4 bytes of magic number, found {len(content)}."
-        raise DataFileError(path, "offset 0", problem)
+        raise DataFileError(path, "offset 0", "4 bytes of magic number", len(content))
     zeros, code, ndim = content[:2], content[2], content[3]
     if content[2:4] == b"\0\0" and content[1] in _TYPES and content[0]:
         problem = f"the magic number {content[:4].hex(' ')} is little-endian; idx files"
         raise DataFileError(path, "offset 0", f"{problem} are big-endian.")
     if zeros != b"\0\0":
-        problem = f"expected an idx file, two bytes 0, found {zeros.hex(' ')}."
-        raise DataFileError(path, "offset 0", problem)
+        found = zeros.hex(" ")
+        raise DataFileError(path, "offset 0", "an idx file, two bytes 0", found)
     if code not in _TYPES:
-        allowed = ", ".join(map(str, _TYPES))
-        problem = f"expected a type of values, one of {allowed}, found {code}."
-        raise DataFileError(path, "offset 2", problem)
+        types = ", ".join(map(str, _TYPES))
+        raise DataFileError(path, "offset 2", f"a type of values, one of {types}", code)
     if not 0 < ndim <= 32:  # NumPy 1 has no more, and no file has ten
-        problem = f"expected 1 to 32 dimensions, found {ndim}."
-        raise DataFileError(path, "offset 3", problem)
+        raise DataFileError(path, "offset 3", "1 to 32 dimensions", ndim)
     start = 4 + 4 * ndim
-    if len(content) < start:
-        problem = f"expected {ndim} dimensions of 4 bytes, found {len(content) - 4}"
-        raise DataFileError(path, "offset 4", f"{problem} bytes.")
+    if (found := len(content) - start) < 0:
+        wanted = f"{ndim} dimensions of 4 bytes"
+        raise DataFileError(path, "offset 4", wanted, f"{len(content) - 4} bytes")
 
     stored = np.dtype(_TYPES[code])
     sizes = tuple(np.frombuffer(content, ">u4", ndim, 4).tolist())
-    found = len(content) - start
-    expected = math.prod(sizes) * stored.itemsize
-    if expected != found:
+    num_bytes = math.prod(sizes) * stored.itemsize
+    if num_bytes != found:
         swapped = np.frombuffer(content, "<u4", ndim, 4).tolist()
         if math.prod(swapped) * stored.itemsize == found:
             problem = f"the dimensions are little-endian: {sizes}, if read as"
             raise DataFileError(path, "offset 4", f"{problem} big-endian.")
-        problem = f"expected {expected} bytes of {stored.name} {sizes}, found {found}"
-        raise DataFileError(path, f"offset {start}", f"{problem}.")
+        wanted = f"{num_bytes} bytes of {stored.name} {sizes}"
+        raise DataFileError(path, f"offset {start}", wanted, found)
     if 0 in sizes:
-        raise DataFileError(path, "offset 4", f"expected values, found shape {sizes}.")
-    if shape is not None and not fits(sizes, shape):
-        problem = f"expected shape {shape_name(shape)}, found {shape_name(sizes)}."
-        raise DataFileError(path, "offset 4", problem)
+        raise DataFileError(path, "offset 4", "values", f"shape {sizes}")
+    if shape is not None:
+        check_shape(path, "offset 4", sizes, shape)
     if dtype is not None and not np.issubdtype(stored, dtype):
-        problem = f"expected {dtype.__name__} values, found {stored.name}."
-        raise DataFileError(path, "offset 2", problem)
+        raise DataFileError(path, "offset 2", f"{dtype.__name__} values", stored.name)
     values = np.frombuffer(content, stored, offset=start).reshape(sizes)
     return values.astype(stored.newbyteorder("="))

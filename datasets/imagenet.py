@@ -117,6 +117,5 @@ def _lines(path: Path | str, name: str, source: str, words: int) -> list[list[st
     lines = [line.split() for line in read_bytes(file).decode("utf-8").splitlines()]
     for i, line in enumerate(lines, 1):
         if len(line) != words:
-            problem = f"expected {words} words, found {len(line)}."
-            raise DataFileError(file, f"line {i}", problem)
+            raise DataFileError(file, f"line {i}", f"{words} words", len(line))
     return lines

@@ -25,7 +25,7 @@ import numpy as np
 from fedjax_core.data.packed import Dataset
 from fedjax_core.data.readers import npz
 from fedjax_core.data.readers.files import DataFileError, find
-from fedjax_core.datasets import idx
+from fedjax_core.datasets import idx, tables
 
 COUNTS = (60_000, 10_000)  # train and test images of MNIST and its replacements
 
@@ -82,8 +82,8 @@ def to_labels(
 ) -> np.ndarray:
     """Checks labels that run from `first`; returns [n] int32 that run from 0."""
     if len(labels) != num_images:
-        problem = f"expected one {what} for each of {num_images} images, found"
-        raise DataFileError(path, where, f"{problem} {len(labels)}.")
+        wanted = f"one {what} for each of {num_images} images"
+        raise DataFileError(path, where, wanted, len(labels))
     last = first + num_classes - 1
     wrong = np.flatnonzero((labels < first) | (labels > last))
     if wrong.size:
@@ -107,8 +107,8 @@ def from_idx(
         for prefix, count in zip(prefixes, counts, strict=True)
     )
     if np.array_equal(train.images, test.images):
-        problem = f"expected images of its own, found a copy of {train.image_path}."
-        raise DataFileError(test.image_path, "content", problem)
+        copy = f"a copy of {train.image_path}"
+        raise DataFileError(test.image_path, "content", "images of its own", copy)
     return Dataset(*({"x": to_float(s.images), "y": s.labels} for s in (train, test)))
 
 
@@ -189,12 +189,9 @@ def read_npz(
 
 def hold_out(keys: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Chooses test images, a share of those of every key [n], rounded: [n] bool."""
-    test = np.zeros(len(keys), bool)
-    rng = np.random.default_rng(seed)
-    for key in np.unique(keys):
-        rows = rng.permutation(np.flatnonzero(keys == key))
-        test[rows[: round(fraction * len(rows))]] = True
-    return test
+    return tables.choose(
+        keys, fraction, np.random.default_rng(seed).permutation, keep=0
+    )
 
 
 def find_npz(path: Path | str, names: Sequence[str]) -> Path | None:

@@ -24,14 +24,14 @@ References:
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.data.packed import Dataset, FederatedData, Packed
+from fedjax_core.data.packed import Dataset, FederatedData, Packed, labels_of
 
 Data = TypeVar("Data", Dataset, FederatedData)
 
@@ -64,13 +64,8 @@ def symmetric(
       flipped: [n] bool, row by row of train. ValueError or TypeError if an argument is
       not as above.
     """
-
-    def steps(rng, n):
-        return rng.integers(1, num_classes, n)
-
-    # Apart from other users of the seed.
-    key = (seed, 111)
-    return _noisy(data, rate, num_classes, key, label, noisy_test, steps)
+    key = (seed, 111)  # apart from other users of the seed
+    return _noisy(data, rate, num_classes, key, label, noisy_test, num_classes)
 
 
 def pair(
@@ -89,16 +84,11 @@ def pair(
     truth from noise, raise ValueError unless `keep_majority` is False.
     """
     if keep_majority and np.any(_rates(data, rate) >= 0.5):
-        raise ValueError(
-            f"rate must be below 0.5, got {rate!r}; from there most labels of a class "
-            f"are wrong. If that is meant, pass keep_majority=False."
-        )
-
-    def steps(rng, n):
-        return np.ones(n, np.int64)
-
+        because = "from there most labels of a class are wrong"
+        allow = "If that is meant, pass keep_majority=False"
+        raise ValueError(f"rate must be below 0.5, got {rate!r}; {because}. {allow}.")
     key = (seed, 112)
-    return _noisy(data, rate, num_classes, key, label, noisy_test, steps)
+    return _noisy(data, rate, num_classes, key, label, noisy_test, 2)
 
 
 def _noisy(
@@ -108,9 +98,9 @@ def _noisy(
     key: tuple[int, int],
     label: str,
     noisy_test: bool,
-    steps: Callable[[np.random.Generator, int], np.ndarray],
+    below: int,
 ) -> tuple[Data, np.ndarray]:
-    """The data with wrong labels, `steps` further in a circle; which ones of train."""
+    """The data with labels 1 to below - 1 further in a circle; which ones of train."""
     check.positive_int(num_classes=num_classes)
     check.seed(seed=key[0])
     if num_classes < 2:
@@ -125,7 +115,7 @@ def _noisy(
         if rates.ndim and isinstance(split, Packed):
             each = np.repeat(rates, split.sizes)
         flips.append(rng.random(len(y)) < each)
-        moved = y.astype(np.int64) + flips[-1] * steps(rng, len(y))
+        moved = y.astype(np.int64) + flips[-1] * rng.integers(1, below, len(y))
         new = {**examples, label: (moved % num_classes).astype(y.dtype)}
         changed[name] = Packed(new, split.offsets) if isinstance(split, Packed) else new
         if not noisy_test:
@@ -139,12 +129,7 @@ def _labels(
     examples: Mapping[str, np.ndarray], label: str, num_classes: int
 ) -> np.ndarray:
     """The labels of a split, [n]."""
-    check.one_of(examples, label=label)
-    y = np.asarray(examples[label])
-    if y.dtype.kind not in "iu":
-        raise TypeError(f"{label} must be ints, got {y.dtype}.")
-    if y.ndim != 1:
-        raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
+    y = labels_of(examples, label, "iu")
     last = num_classes - 1
     because = f"(num_classes is {num_classes})"
     if last > np.iinfo(y.dtype).max:

@@ -50,16 +50,8 @@ import numpy as np
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.data.readers.files import DataFileError, visible_files
-from fedjax_core.datasets.containers import (
-    Arrays,
-    Clients,
-    check_wanted,
-    choose,
-    convert,
-    one_split,
-    parse_json,
-    same_clients,
-)
+from fedjax_core.datasets import containers
+from fedjax_core.datasets.containers import Arrays, Clients
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -179,7 +171,7 @@ def iterate(
     - to_arrays: makes arrays of a user's data, such as `femnist_examples`; None for the
       lists ``{"x": [...], "y": [...]}`` as they are, which serves Reddit too.
     """
-    check_wanted(clients, max_clients)
+    containers.check_wanted(clients, max_clients)
     wanted = None if clients is None else set(clients)
     missing = set(clients or ())
     given = 0
@@ -192,7 +184,7 @@ def iterate(
             seen[user] = path
             if wanted is not None and user not in wanted:
                 continue
-            yield from convert(path, [(user, data)], to_arrays)
+            yield from containers.convert(path, [(user, data)], to_arrays)
             given += 1
             missing.discard(user)
             if given in (max_clients, len(wanted or ())):
@@ -239,14 +231,12 @@ def sent140_examples(
             problem = f"must be [id, date, query, user, text], got {entry!r:.80}."
             raise ValueError(f"x[{i}] {problem}")
         texts.append(entry[4])
-    y = _classes(data["y"], 2)
-    if word_ids is None:
-        return {"x": _texts("text of x", texts), "y": y}
-    _texts("text of x", texts)
-    x = np.full((len(texts), length), len(word_ids), np.int32)
-    for i, text in enumerate(texts):
-        words = re.findall(r"[\w']+|[.,!?;]", text)[:length]
-        x[i, : len(words)] = [word_ids.get(word, len(word_ids)) for word in words]
+    x, y = _texts("text of x", texts), _classes(data["y"], 2)
+    if word_ids is not None:
+        x = np.full((len(texts), length), len(word_ids), np.int32)
+        for i, text in enumerate(texts):
+            words = re.findall(r"[\w']+|[.,!?;]", text)[:length]
+            x[i, : len(words)] = [word_ids.get(word, len(word_ids)) for word in words]
     return {"x": x, "y": y}
 
 
@@ -267,18 +257,16 @@ def _load(
     folder: Path | str,
     to_arrays: Callable[[UserData], Arrays],
     split: str | None,
-    clients: Sequence[str] | None,
-    max_clients: int | None,
+    *wanted: Any,
 ) -> FederatedData:
     def read(split: str, *wanted: Any) -> Clients:
         users = iterate(folder, split, to_arrays, *wanted)
         yield from sorted(users, key=lambda user: user[0])
 
     if split is not None:
-        users = read(split, clients, max_clients)
-        return one_split(Path(folder) / split, users)
+        return containers.one_split(Path(folder) / split, read(split, *wanted))
     hint = "For a split by user load split='train' and split='test' apart."
-    return same_clients(folder, read, clients, max_clients, hint)
+    return containers.same_clients(folder, read, *wanted, hint=hint)
 
 
 def _files(folder: Path | str, split: str) -> list[Path]:
@@ -286,16 +274,14 @@ def _files(folder: Path | str, split: str) -> list[Path]:
     folder = Path(folder) / split
     paths = visible_files(folder, "*.json")
     if not paths:
-        raise FileNotFoundError(
-            f"no file {folder / '*.json'}; make it with preprocess.sh of {_URL} and "
-            f"put it there."
-        )
+        make = f"make it with preprocess.sh of {_URL} and put it there"
+        raise FileNotFoundError(f"no file {folder / '*.json'}; {make}.")
     return paths
 
 
 def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
     """Yields user, data and group (None without hierarchies), checked."""
-    content = parse_json(path, "JSON", path.read_bytes())
+    content = containers.parse_json(path, "JSON", path.read_bytes())
     users = _member(path, content, "users", list)
     counts = _member(path, content, "num_samples", list)
     user_data = _member(path, content, "user_data", dict)
@@ -309,10 +295,10 @@ def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
         if not all(isinstance(group, str) for group in groups):
             raise DataFileError(path, "hierarchies", "expected texts.")
     if not len(users) == len(counts) == len(groups):
-        problem = f"expected one entry per user, {len(users)}, found {len(counts)}"
-        problem += f" num_samples and {len(groups)} hierarchies."
-        raise DataFileError(path, "num_samples, hierarchies", problem)
-    names = choose(path, users)  # texts, each once
+        found = f"{len(counts)} num_samples and {len(groups)} hierarchies"
+        wanted = f"one entry per user, {len(users)}"
+        raise DataFileError(path, "num_samples, hierarchies", wanted, found)
+    names = containers.choose(path, users)  # texts, each once
     for name in user_data.keys() - set(names):
         data = user_data[name]
         if not isinstance(data, dict) or any(data.values()):
@@ -325,8 +311,8 @@ def _read(path: Path) -> Iterator[tuple[str, UserData, str | None]]:
             raise DataFileError(path, where, "expected x and y in user_data.")
         x, y = (_member(path, data, k, list, where) for k in ("x", "y"))
         if not len(x) == len(y) == count:
-            problem = f"expected {count!r} examples, found {len(x)} x and {len(y)} y."
-            raise DataFileError(path, where, problem)
+            found = f"{len(x)} x and {len(y)} y"
+            raise DataFileError(path, where, f"{count!r} examples", found)
         yield name, {"x": x, "y": y}, group
 
 
@@ -336,8 +322,7 @@ def _member(
     value = members.get(name)
     if not isinstance(value, kind):
         found = type(value).__name__ if name in members else "nothing"
-        problem = f"expected {name!r} with a {kind.__name__}, found {found}."
-        raise DataFileError(path, where, problem)
+        raise DataFileError(path, where, f"{name!r} with a {kind.__name__}", found)
     return value
 
 

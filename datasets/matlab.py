@@ -17,7 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_core.data.readers import npz
-from fedjax_core.data.readers.files import DataFileError, fits, read_bytes, shape_name
+from fedjax_core.data.readers.files import (
+    DataFileError,
+    check_shape,
+    read_bytes,
+    shape_name,
+)
 from fedjax_core.datasets import tables
 
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15  # types of elements
@@ -70,9 +75,7 @@ def read_tasks(
         shapes = (None, num_features), (len(x), 1)
         for name, cell, shape in zip(cells, (x, y), shapes, strict=True):
             where = f"{name}{{{i + 1}}}"
-            if not fits(cell.shape, shape) or cell.size == 0:
-                problem = f"expected shape {shape_name(shape)}, found"
-                raise DataFileError(path, where, f"{problem} {shape_name(cell.shape)}.")
+            check_shape(path, where, cell.shape, shape)
             if not np.all(np.abs(cell) <= np.finfo(np.float32).max):  # or NaN
                 problem = "expected numbers without gaps that fit float32."
                 raise DataFileError(path, where, problem)

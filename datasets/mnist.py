@@ -28,7 +28,7 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data import sources
-from fedjax_core.data.packed import Dataset, FederatedData
+from fedjax_core.data.packed import Dataset, FederatedData, divided
 from fedjax_core.data.readers.files import DataFileError, find
 from fedjax_core.datasets import idx, images
 
@@ -87,9 +87,7 @@ def load_by_writer(
     x, y, writers = read(file or path, part, count)
     is_test = images.hold_out(writers, test_fraction, seed)
     columns = {"x": x, "y": y, "client": np.array([f"{w:04d}" for w in writers])}
-    data = sources.from_arrays(
-        *({k: v[rows] for k, v in columns.items()} for rows in (~is_test, is_test))
-    )
+    data = sources.from_arrays(*divided(columns, is_test))
     return data.map(lambda e: {**e, "x": images.to_float(e["x"])})
 
 
@@ -126,8 +124,8 @@ def _part_of_idx(
     # images: of its 60,000 the first 10,000 are those of MNIST.
     columns = idx.read(qmnist_path, (None, 8), np.int32)
     if len(columns) < len(x) or (part == "train" and len(columns) > len(x)):
-        problem = f"expected a row for each of the {len(x)} images of {image_path}"
-        raise DataFileError(qmnist_path, "rows", f"{problem}, found {len(columns)}.")
+        wanted = f"a row for each of the {len(x)} images of {image_path}"
+        raise DataFileError(qmnist_path, "rows", wanted, len(columns))
     columns = columns[: len(x)]
     wrong = np.flatnonzero(columns[:, 0] != y)
     if wrong.size:

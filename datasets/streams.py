@@ -26,13 +26,8 @@ from jax import lax
 from fedjax_core import check, random
 from fedjax_core.arrays import check_finite
 from fedjax_core.data.packed import FederatedData, Packed
-from fedjax_core.networks.streaming import (
-    World,
-    draw_arrivals,
-    draw_events,
-    draw_features,
-    featurise,
-)
+from fedjax_core.networks import streaming
+from fedjax_core.networks.streaming import World
 from fedjax_core.types import Key
 
 
@@ -63,19 +58,14 @@ class Config:
     tests: int = 8
 
     def __post_init__(self):
-        check.positive_int(
-            num_clients=self.num_clients,
-            iterations=self.iterations,
-            num_features=self.num_features,
-            tests=self.tests,
-        )
+        ints = "num_clients", "iterations", "num_features", "tests"
+        check.positive_int(**{name: getattr(self, name) for name in ints})
         check.positive(width=self.width)
         for name in ("shares", "availability"):
             by_group = getattr(self, name)
             if not by_group:
                 raise ValueError(f"{name} must have a number or more, got {by_group}.")
-            for value in by_group:
-                check.in_range(0, 1, **{name: value})
+            check.each_in_range(0, 1, **{name: by_group})
 
 
 def nonlinear(config: Config) -> Callable[[Key], World]:
@@ -118,16 +108,9 @@ def nonlinear(config: Config) -> Callable[[Key], World]:
 def autoregressive(
     normal: jax.Array, theta: jax.Array, mean: jax.Array, std: jax.Array
 ) -> jax.Array:
-    """The AR(1) processes of `nonlinear`, from their stationary law on.
+    """The AR(1) processes of `nonlinear`, from their stationary law on, ``[T, K]``.
 
-    Args:
-      normal: ``[T, K]`` standard normal numbers.
-      theta: ``[K]``.
-      mean: ``[K]``, mu.
-      std: ``[K]``, sigma.
-
-    Returns:
-      ``[T, K]``.
+    `normal` are ``[T, K]`` standard normal numbers, theta, mu and sigma ``[K]``.
     """
     root = jnp.sqrt(1 - theta**2)
     u = mean[None] + std[None] * normal
@@ -152,11 +135,8 @@ def from_population(config: Config, data: FederatedData) -> Callable[[Key], Worl
     """Worlds of a data set's rows, such as `calcofi.load` gives, dealt out at random.
 
     Clients get different rows, each one when it arrives; the target is standardised.
-    Held-out rows are test rows.
-
-    Args:
-      config: its shares say how many rows a client gets.
-      data: examples ``{"x": [n, L], "y": [n]}``, finite.
+    Held-out rows are test rows. The shares of `config` say how many rows a client gets,
+    `data` has finite examples ``{"x": [n, L], "y": [n]}``.
 
     Raises:
       ValueError: fewer rows than clients get, or numbers that are not finite.
@@ -168,10 +148,8 @@ def from_population(config: Config, data: FederatedData) -> Callable[[Key], Worl
     check_finite(**{k: train[k] for k in ("x", "y")})
     needed = int(_samples(config).sum())
     if len(train["y"]) < needed:
-        raise ValueError(
-            f"data must have {needed} train rows for these shares, got "
-            f"{len(train['y'])}."
-        )
+        wanted = f"{needed} train rows for these shares"
+        raise ValueError(f"data must have {wanted}, got {len(train['y'])}.")
     centre, scale = np.mean(train["y"]), np.std(train["y"])
     tests = config.num_clients * config.tests
 
@@ -201,7 +179,7 @@ def _samples(config: Config) -> np.ndarray:
 def _arrived(config: Config, key: Key) -> jax.Array:
     """See `draw_arrivals`; `_world` of the same key has the same."""
     key = random.stream(key, "arrivals")
-    return draw_arrivals(key, _samples(config), config.iterations)
+    return streaming.draw_arrivals(key, _samples(config), config.iterations)
 
 
 def _world(
@@ -216,14 +194,8 @@ def _world(
     group = np.arange(config.num_clients) // len(config.shares)
     p = np.asarray(config.availability)[group % len(config.availability)]
     of_events, of_features = jax.random.split(key)
-    events = draw_events(
-        of_events,
-        _arrived(config, key),
-        p,
-        config.delay_decay,
-        config.delay_unit,
-    )
-    features = draw_features(
-        of_features, x.shape[-1], config.num_features, config.width
-    )
-    return World(x, y, events, features, featurise(features, test_x), test_y)
+    late = config.delay_decay, config.delay_unit
+    events = streaming.draw_events(of_events, _arrived(config, key), p, *late)
+    size = x.shape[-1], config.num_features
+    features = streaming.draw_features(of_features, *size, config.width)
+    return World(x, y, events, features, streaming.featurise(features, test_x), test_y)

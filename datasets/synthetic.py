@@ -238,7 +238,7 @@ def _population(
     check.positive_int(num_clients=num_clients)
     check.in_range(0, 1, test_fraction=test_fraction)
     check.seed(seed=stream[0])
-    given = None if sizes is None else _sizes(sizes, num_clients)
+    given = None if sizes is None else common.ints_of("sizes", sizes, num_clients, 0)
     train, test, truths = [], [], []
     for k in range(num_clients):
         rng = np.random.default_rng([*stream, k])
@@ -251,15 +251,3 @@ def _population(
         truths.append(truth)
     stacked = {name: np.stack([t[name] for t in truths]) for name in truths[0]}
     return FederatedData.from_lists(train, test), stacked
-
-
-def _sizes(sizes: ArrayLike, num_clients: int) -> np.ndarray:
-    array = np.asarray(sizes)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"sizes must be ints, got {sizes!r}.")
-    if array.shape not in ((), (num_clients,)) or np.any(array < 0):
-        raise ValueError(
-            f"sizes must be one int >= 0 or one per client, [{num_clients}], "
-            f"got {sizes!r}."
-        )
-    return np.broadcast_to(array, num_clients)

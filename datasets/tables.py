@@ -24,14 +24,14 @@ Raises:
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data import sources
-from fedjax_core.data.packed import FederatedData
+from fedjax_core.data.packed import FederatedData, divided
 from fedjax_core.data.readers import npz
 from fedjax_core.data.readers.files import DataFileError
 
@@ -52,8 +52,8 @@ def read_npz(
     for column, array in arrays.items():
         where = f"array {column!r}"
         if len(array) != len(arrays[first]):
-            problem = f"expected {len(arrays[first])} rows as in {first!r}, found"
-            raise DataFileError(path, where, f"{problem} {len(array)}.")
+            wanted = f"{len(arrays[first])} rows as in {first!r}"
+            raise DataFileError(path, where, wanted, len(array))
         if array.dtype.kind == "f" and np.any(np.abs(array) > _LARGEST):
             problem = "expected finite numbers that fit float32."
             raise DataFileError(path, where, problem)
@@ -94,28 +94,33 @@ def hold_out(
     the fraction. Rows of a key with the same number in `groups` [n] stay together; the
     share is then of groups.
     """
-    check.in_range(0, 1, test_fraction=fraction)
     check.seed(seed=seed)
     rng = np.random.default_rng([seed, 120])  # apart from other users of the same seed
+    return choose(keys, fraction, rng.permutation, groups)
+
+
+def hold_out_last(keys: np.ndarray, fraction: float) -> np.ndarray:
+    """Chooses the last rows of every key as test, as `hold_out`: [n] bool."""
+    return choose(keys, fraction, np.flip)
+
+
+def choose(
+    keys: np.ndarray,
+    fraction: float,
+    arrange: Callable[[np.ndarray], np.ndarray],
+    groups: np.ndarray | None = None,
+    keep: int = 1,
+) -> np.ndarray:
+    """As `hold_out`, the first ones when arranged; `keep` always stay in train."""
+    check.in_range(0, 1, test_fraction=fraction)
     test = np.zeros(len(keys), bool)
     client = np.unique(keys, return_inverse=True)[1]
     order = np.argsort(client, kind="stable")
     for rows in np.split(order, np.cumsum(np.bincount(client))[:-1]):
         unit = np.arange(len(rows)) if groups is None else groups[rows]
-        units = rng.permutation(np.unique(unit))
-        chosen = units[: min(round(fraction * len(units)), len(units) - 1)]
+        units = arrange(np.unique(unit))
+        chosen = units[: min(round(fraction * len(units)), len(units) - keep)]
         test[rows] = np.isin(unit, chosen)
-    return test
-
-
-def hold_out_last(keys: np.ndarray, fraction: float) -> np.ndarray:
-    """Chooses the last rows of every key as test, as `hold_out`: [n] bool."""
-    check.in_range(0, 1, test_fraction=fraction)
-    test = np.zeros(len(keys), bool)
-    for key in np.unique(keys):
-        rows = np.flatnonzero(keys == key)
-        count = min(round(fraction * len(rows)), len(rows) - 1)
-        test[rows[len(rows) - count :]] = True
     return test
 
 
@@ -167,9 +172,5 @@ def by_client(
     Clients are in sorted order, rows in the order they have. Rows where `test` [n] is
     True are the test split; without any there is none.
     """
-    columns = {**examples, "client": keys}
-    train, held_out = (
-        {name: column[rows] for name, column in columns.items()}
-        for rows in (~test, test)
-    )
+    train, held_out = divided({**examples, "client": keys}, test)
     return sources.from_arrays(train, held_out if test.any() else None)

@@ -50,6 +50,9 @@ References:
 
   The TensorFlow Federated authors, "TensorFlow Federated Stack Overflow dataset", 2019.
 
+  The TensorFlow Federated authors, `tff.simulation.datasets` (the files),
+  https://github.com/google-parfait/tensorflow-federated.
+
   Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015.
 """
 
@@ -64,17 +67,12 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data.packed import FederatedData
-from fedjax_core.data.readers.files import DataFileError, find
-from fedjax_core.datasets import characters, tff_hdf5, tff_sqlite
-from fedjax_core.datasets.containers import (
-    Arrays,
-    Clients,
-    convert,
-    one_split,
-    same_clients,
-)
+from fedjax_core.data.readers.files import DataFileError, find, named
+from fedjax_core.datasets import characters, containers, tff_hdf5, tff_sqlite
+from fedjax_core.datasets.containers import Arrays, Clients
 
 PAD, BOS, EOS, FIRST_WORD = 0, 1, 2, 3  # ids of the words of Stack Overflow
+_SENTENCES = {"train": "train", "heldout": "held_out", "test": "test"}  # in files
 _URL = "https://storage.googleapis.com/tff-datasets-public/"
 
 
@@ -94,10 +92,10 @@ def emnist(
     """
     split = "digits_only" if only_digits else "all"
     hdf5 = "fed_emnist_digitsonly" if only_digits else "fed_emnist"
-    names = {s: f"{split}_{s}" for s in ("train", "test")}
     num_classes = 10 if only_digits else 62
     to_arrays = functools.partial(emnist_examples, num_classes=num_classes)
-    return _both(folder, "emnist_all", hdf5, names, to_arrays, clients, max_clients)
+    wanted = clients, max_clients
+    return _both(folder, "emnist_all", hdf5, f"{split}_", to_arrays, *wanted)
 
 
 def shakespeare(
@@ -113,11 +111,9 @@ def shakespeare(
     and cuts as in `characters`, in pieces of `length` >= 1.
     """
     check.positive_int(length=length)
-    names = {"train": "train", "test": "test"}
     to_arrays = functools.partial(shakespeare_examples, length=length)
-    return _both(
-        folder, "shakespeare", "shakespeare", names, to_arrays, clients, max_clients
-    )
+    files = "shakespeare", "shakespeare"
+    return _both(folder, *files, "", to_arrays, clients, max_clients)
 
 
 def cifar100(
@@ -135,9 +131,8 @@ def cifar100(
     """
     check.one_of(("train", "test"), split=split)
     path = _find(folder, "cifar100", "fed_cifar100", split)
-    return one_split(
-        path, iterate(path, split, cifar100_examples, clients, max_clients)
-    )
+    raw = iterate(path, split, cifar100_examples, clients, max_clients)
+    return containers.one_split(path, raw)
 
 
 def stack_overflow(
@@ -159,16 +154,11 @@ def stack_overflow(
     `word_ids` are ids of words, `FIRST_WORD` + 0, 1, ...; None for the 10,000 most
     frequent, by `read_word_ids`. `length` >= 1 is the words of an example.
     """
-    check.one_of(("train", "heldout", "test"), split=split)
-    check.positive_int(length=length)
-    hdf5_split = "held_out" if split == "heldout" else split
-    path = _find(folder, "stackoverflow", "stackoverflow", hdf5_split)
-    if word_ids is None:
-        word_ids = read_word_ids(folder)
-    to_arrays = functools.partial(
-        stack_overflow_examples, word_ids=word_ids, length=length
-    )
-    return one_split(path, iterate(path, split, to_arrays, clients, max_clients))
+    check.one_of(_SENTENCES, split=split)
+    path = _find(folder, "stackoverflow", "stackoverflow", _SENTENCES[split])
+    to_arrays = _sentences(folder, word_ids, length)
+    raw = iterate(path, split, to_arrays, clients, max_clients)
+    return containers.one_split(path, raw)
 
 
 def celeba(
@@ -187,11 +177,12 @@ def celeba(
     """
     to_arrays = functools.partial(celeba_examples, attribute=attribute)
     if split is None:
-        names = {s: f"split_by_examples_{s}" for s in ("train", "test")}
-        return _both(folder, "celeba", "", names, to_arrays, clients, max_clients)
+        wanted = clients, max_clients
+        return _both(folder, "celeba", "", "split_by_examples_", to_arrays, *wanted)
     check.one_of(("train", "test"), split=split)
     path, name = _find(folder, "celeba", "", split), f"split_by_clients_{split}"
-    return one_split(path, iterate(path, name, to_arrays, clients, max_clients))
+    raw = iterate(path, name, to_arrays, clients, max_clients)
+    return containers.one_split(path, raw)
 
 
 def iterate(
@@ -215,7 +206,7 @@ def iterate(
         raw = tff_hdf5.iterate(path, clients, max_clients)
     else:
         raw = tff_sqlite.iterate(path, split, clients, max_clients)
-    return convert(path, raw, to_arrays)
+    return containers.convert(path, raw, to_arrays)
 
 
 def emnist_examples(
@@ -288,28 +279,21 @@ def read_word_ids(path: Path | str, num_words: int = 10_000) -> dict[str, int]:
     before = 10**18
     with path.open("rb") as file:
         for number, line in enumerate(itertools.islice(file, num_words), 1):
+            where = f"line {number}"
             found = re.fullmatch(rb"(\S+)[ \t]+(\d{1,18})\s*", line)
-            try:
-                if not found:
-                    raise ValueError(
-                        f"expected a word and its count, found {line!r:.80}"
-                    )
+            if not found:
+                problem = f"expected a word and its count, found {line!r:.80}."
+                raise DataFileError(path, where, problem)
+            with named(path, where, UnicodeDecodeError, problem="not UTF-8."):
                 word, count = found[1].decode(), int(found[2])
-                if word in ids:
-                    raise ValueError(f"{word!r} occurs twice")
-                if count > before:
-                    counts = f"{before}, {count}"
-                    raise ValueError(
-                        f"expected counts that do not rise, found {counts}"
-                    )
-            except ValueError as error:
-                not_utf8 = isinstance(error, UnicodeDecodeError)
-                problem = "not UTF-8." if not_utf8 else f"{error}."
-                raise DataFileError(path, f"line {number}", problem) from None
+            if word in ids:
+                raise DataFileError(path, where, f"{word!r} occurs twice.")
+            if count > before:
+                counts = f"{before}, {count}"
+                raise DataFileError(path, where, "counts that do not rise", counts)
             ids[word], before = len(ids) + FIRST_WORD, count
     if len(ids) < num_words:
-        problem = f"expected at least {num_words} words, found {len(ids)}."
-        raise DataFileError(path, "end", problem)
+        raise DataFileError(path, "end", f"at least {num_words} words", len(ids))
     return ids
 
 
@@ -338,19 +322,26 @@ def _both(
     folder: Path | str,
     sqlite: str,
     hdf5: str,
-    names: Mapping[str, str],
+    prefix: str,
     to_arrays: Callable[[Any], Arrays],
-    clients: Sequence[str] | None,
-    max_clients: int | None,
+    *wanted: Any,
 ) -> FederatedData:
-    """Train and test of the same clients; `names` are those of the splits in SQLite."""
+    """Train and test of the same clients; in SQLite with a `prefix` to their names."""
 
     def read(split: str, *wanted: Any) -> Clients:
         path = _find(folder, sqlite, hdf5, split)
-        return iterate(path, names[split], to_arrays, *wanted)
+        return iterate(path, f"{prefix}{split}", to_arrays, *wanted)
 
-    path = _find(folder, sqlite, hdf5, "test")
-    return same_clients(path, read, clients, max_clients)
+    return containers.same_clients(_find(folder, sqlite, hdf5, "test"), read, *wanted)
+
+
+def _sentences(
+    folder: Path | str, word_ids: Mapping[str, int] | None, length: int
+) -> Callable[[Mapping[str, np.ndarray]], Arrays]:
+    """`stack_overflow_examples` with these words, or else those of the folder."""
+    check.positive_int(length=length)
+    ids = read_word_ids(folder) if word_ids is None else word_ids
+    return functools.partial(stack_overflow_examples, word_ids=ids, length=length)
 
 
 def _feature(features: Mapping[str, np.ndarray], name: str, kinds: str) -> np.ndarray:

@@ -3,10 +3,6 @@
 One file per split. Its group `examples` holds one group per client, named by the client
 id, and that one data set per feature, with the examples along its first axis. The
 families that come so are in `tff`.
-
-References:
-  The TensorFlow Federated authors, `tff.simulation.datasets`,
-  https://github.com/google-parfait/tensorflow-federated.
 """
 
 import contextlib
@@ -17,8 +13,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedjax_core.data.readers.files import DataFileError, max_unpacked
-from fedjax_core.datasets.containers import Arrays, Clients, choose, named
+from fedjax_core.data.readers.files import DataFileError, max_unpacked, named
+from fedjax_core.datasets.containers import Arrays, Clients, choose, extra
 
 _ERRORS = OSError, KeyError, RuntimeError, TypeError, ValueError  # of h5py
 _REFERENCE = np.dtype([("length", "<u4"), ("heap", "<u8"), ("number", "<u4")])
@@ -38,13 +34,7 @@ def iterate(
       Client id and feature name -> [n_i, ...], as stored; texts as object arrays of
       bytes.
     """
-    try:
-        import h5py  # of the extra, and slow to import
-    except ImportError as error:
-        raise ImportError(
-            "TFF's HDF5 files need h5py: pip install 'fedjax_core[formats]'."
-        ) from error
-
+    h5py = extra("h5py", "TFF's HDF5 files")  # slow to import
     path = Path(path)
     limit = max_unpacked(path.stat().st_size)
     with contextlib.ExitStack() as stack:
@@ -70,8 +60,7 @@ def iterate(
                     features[name] = values.astype(object) if is_text else values
             rows = {name: len(array) for name, array in features.items()}
             if len(set(rows.values())) != 1:
-                problem = f"expected features of one length, found {rows}."
-                raise DataFileError(path, where, problem)
+                raise DataFileError(path, where, "features of one length", rows)
             yield client_id, features
 
 
@@ -83,8 +72,8 @@ def _child(h5py: Any, path: Path, group: Any, name: str, kind: Any) -> Any:
         raise DataFileError(path, f"{group.name}/{name}", "links are not followed.")
     child = group[name]
     if not isinstance(child, kind):
-        problem = f"expected a {kind.__name__}, found {type(child).__name__}."
-        raise DataFileError(path, f"{group.name}/{name}", problem)
+        found = type(child).__name__
+        raise DataFileError(path, f"{group.name}/{name}", f"a {kind.__name__}", found)
     return child
 
 
@@ -150,6 +139,6 @@ def _check_heap(path: Path, raw: BinaryIO, start: int) -> None:
         # Number 0 is what is left of the heap; its size includes these 16 bytes.
         step = object_size if number == 0 else 16 + -(-object_size // 8) * 8
         if not 16 <= step <= len(content) - at:
-            problem = f"expected an object of the heap at byte {start}, found damage."
-            raise DataFileError(path, f"byte {start + 16 + at}", problem)
+            wanted = f"an object of the heap at byte {start}"
+            raise DataFileError(path, f"byte {start + 16 + at}", wanted, "damage")
         at += step

@@ -3,10 +3,6 @@
 One file per data set. A row of the table `examples` is one example of one client, a
 serialised `tf.train.Example`; `client_metadata` says how many a client has in a split.
 The families that come so are in `tff`.
-
-References:
-  The TensorFlow Federated authors, `tff.simulation.datasets`,
-  https://github.com/google-parfait/tensorflow-federated.
 """
 
 import lzma
@@ -16,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_core.data.readers.files import DataFileError, max_unpacked
+from fedjax_core.data.readers.files import DataFileError, max_unpacked, named
 from fedjax_core.datasets import tf_example
-from fedjax_core.datasets.containers import Arrays, Clients, choose, named, open_sqlite
+from fedjax_core.datasets.containers import Arrays, Clients, choose, open_sqlite
 
 _CHUNK = 1 << 20
 _MEMORY_LIMIT = 1 << 30  # of the LZMA dictionary: its strongest preset needs 65 MiB
@@ -146,7 +142,7 @@ def _stack(path: Path, where: str, messages: list[bytes]) -> Arrays:
     first = kinds[0]
     for i, found in enumerate(kinds):
         if found != first:
-            problem = f"expected the features of example 0, {first}, found {found}."
-            raise DataFileError(path, f"{where}, example {i}", problem)
+            wanted = f"the features of example 0, {first}"
+            raise DataFileError(path, f"{where}, example {i}", wanted, found)
     stacked = {name: np.stack([e[name] for e in examples]) for name in first}
     return {k: v[:, 0] if v.shape[1:] == (1,) else v for k, v in stacked.items()}

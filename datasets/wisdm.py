@@ -90,9 +90,8 @@ def _header_lines(file: Path) -> int:
             # Bins are found by their place; the rest goes by several spellings.
             wanted = ["unique_id", "user", *FEATURES[:30]]
             if declared[:32] != wanted or declared[45:] != ["class"]:
-                problem = "the attributes UNIQUE_ID, user, X0 to Z9, 13 more and class"
-                found = f"found {len(declared)}: {', '.join(declared)[:100]!r}"
-                problem = f"expected {problem}, {found}."
-                raise DataFileError(file, f"lines 1 to {i + 1}", problem)
+                wanted = "the attributes UNIQUE_ID, user, X0 to Z9, 13 more and class"
+                found = f"{len(declared)}: {', '.join(declared)[:100]!r}"
+                raise DataFileError(file, f"lines 1 to {i + 1}", wanted, found)
             return i + 1
     raise DataFileError(file, f"line {len(lines)}", "expected @data, found the end.")

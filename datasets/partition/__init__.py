@@ -43,6 +43,10 @@ Raises:
     length, or labels not [n].
   TypeError: an int that is none, no `Dataset`, labels of another dtype or of different
     kinds in different splits.
+
+References:
+  Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from Distributed
+  Data", dissertation, TU Berlin, 2021: in functions, "Sattler 2021".
 """
 
 from fedjax_core.datasets.partition._classes import classes_per_client, pathological

@@ -38,10 +38,8 @@ def pathological(
     totals = pools.totals
     n, num_shards = totals["train"].sum(), num_clients * shards_per_client
     if num_shards > n:
-        raise ValueError(
-            f"num_clients * shards_per_client must be at most the {n} train examples, "
-            f"got {num_clients} * {shards_per_client}."
-        )
+        found = f"the {n} train examples, got {num_clients} * {shards_per_client}"
+        raise ValueError(f"num_clients * shards_per_client must be at most {found}.")
     used = n - n % num_shards if drop_remainder else n
     owners = rng.permutation(np.arange(num_shards) % num_clients)
     clients = np.repeat(owners, common.even(used, num_shards))
@@ -75,9 +73,7 @@ def classes_per_client(
       example is used.
 
     References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", dissertation, TU Berlin, 2021
-      ("sharding").
+      Sattler 2021 ("sharding").
     """
     check.positive_int(num_classes=num_classes)
     pools, rng = common.prepare(dataset, num_clients, seed, 6, label)
@@ -85,10 +81,9 @@ def classes_per_client(
     present = np.flatnonzero(totals["train"])
     check.in_range(1, len(present), num_classes=num_classes)
     if num_clients * num_classes < len(present):
-        raise ValueError(
-            f"num_clients * num_classes must be at least the {len(present)} classes of "
-            f"train, got {num_clients} * {num_classes}."
-        )
+        wanted = f"at least the {len(present)} classes of train"
+        found = f"{num_clients} * {num_classes}"
+        raise ValueError(f"num_clients * num_classes must be {wanted}, got {found}.")
     circle, clients = rng.permutation(present), rng.permutation(num_clients)
     slots = np.arange(num_clients * num_classes)
     holders = np.zeros((len(pools.names), num_clients), bool)
@@ -97,12 +92,10 @@ def classes_per_client(
     num_holders = holders.sum(axis=1)[present]
     parts = totals["train"][present] // num_holders
     if parts.min() < 1:
-        i = parts.argmin()
-        raise ValueError(
-            f"{label} must have an example of every class for every client of the "
-            f"class, got {totals['train'][present][i]} of {pools.names[present][i]!r} "
-            f"for {num_holders[i]} clients."
-        )
+        c, k = present[i := parts.argmin()], num_holders[i]
+        found = f"{totals['train'][c]} of {pools.names[c]!r} for {k} clients"
+        wanted = "an example of every class for every client of the class"
+        raise ValueError(f"{label} must have {wanted}, got {found}.")
     counts = np.zeros(holders.shape, np.int64)
     for c, k in zip(present, num_holders, strict=True):
         parts_of_class = common.even(totals["train"][c], k)

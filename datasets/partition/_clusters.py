@@ -87,28 +87,21 @@ def label_swap(
     pools = _pools_for(dataset, num_clients, num_clusters, seed, label)
     names = pools.names.tolist()
     if pairs is None:
-        every = list(itertools.combinations(range(len(names)), 2))
+        every = list(itertools.combinations(names, 2))
         if num_clusters > len(every):
-            raise ValueError(
-                f"num_clusters must be at most the {len(every)} pairs of labels, "
-                f"got {num_clusters}."
-            )
+            wanted = f"at most the {len(every)} pairs of labels"
+            raise ValueError(f"num_clusters must be {wanted}, got {num_clusters}.")
         rng = common.generator(seed, 9)
-        swaps = [every[i] for i in rng.choice(len(every), num_clusters, replace=False)]
-    else:
-        if len(pairs) != num_clusters:
-            raise ValueError(
-                f"pairs must be one per cluster, {num_clusters}, got {len(pairs)}."
-            )
-        swaps = []
-        for pair in pairs:
-            if len(pair) != 2 or len(set(pair) & set(names)) != 2:
-                raise ValueError(
-                    f"pairs must hold two different labels of {names}, got {pair!r}."
-                )
-            swaps.append(tuple(map(names.index, pair)))
+        pairs = [every[i] for i in rng.choice(len(every), num_clusters, replace=False)]
+    if len(pairs) != num_clusters:
+        wanted = f"one per cluster, {num_clusters}"
+        raise ValueError(f"pairs must be {wanted}, got {len(pairs)}.")
     permutations = np.tile(np.arange(len(names)), (num_clusters, 1))
-    for k, (u, v) in enumerate(swaps):
+    for k, pair in enumerate(pairs):
+        if len(pair) != 2 or len(set(pair) & set(names)) != 2:
+            wanted = f"two different labels of {names}"
+            raise ValueError(f"pairs must hold {wanted}, got {pair!r}.")
+        u, v = map(names.index, pair)
         permutations[k, [u, v]] = v, u
     return _relabelled(pools, num_clients, permutations, seed, label)
 
@@ -133,21 +126,15 @@ def label_permutation(
     """
     pools = _pools_for(dataset, num_clients, num_clusters, seed, label)
     num_classes = len(pools.names)
-    shape = num_clusters, num_classes
     if permutations is None:
-        table = _distinct(*shape, common.generator(seed, 10))
-    else:
-        table = np.asarray(permutations)
-        identity = np.broadcast_to(np.arange(num_classes), shape)
-        if (
-            table.dtype.kind not in "iu"
-            or table.shape != shape
-            or np.any(np.sort(table, axis=1) != identity)
-        ):
-            raise ValueError(
-                f"permutations must be {num_clusters} rows, each of the ints 0 to "
-                f"{num_classes - 1} in some order, got {table.tolist()}."
-            )
+        permutations = _distinct(num_clusters, num_classes, common.generator(seed, 10))
+    table = np.asarray(permutations)
+    identity = np.tile(np.arange(num_classes), (num_clusters, 1))
+    fits = table.dtype.kind in "iu" and table.shape == identity.shape
+    if not fits or np.any(np.sort(table, axis=1) != identity):
+        order = f"each of the ints 0 to {num_classes - 1} in some order"
+        wanted, found = f"{num_clusters} rows, {order}", table.tolist()
+        raise ValueError(f"permutations must be {wanted}, got {found}.")
     return _relabelled(pools, num_clients, table, seed, label)
 
 
@@ -188,10 +175,8 @@ def _relabelled(
 def _distinct(num: int, size: int, rng: np.random.Generator) -> np.ndarray:
     """Distinct random permutations, [num, size] ints."""
     if num > math.factorial(size):
-        raise ValueError(
-            f"num_clusters must be at most the {math.factorial(size)} permutations of "
-            f"{size} labels, got {num}."
-        )
+        wanted = f"at most the {math.factorial(size)} permutations of {size} labels"
+        raise ValueError(f"num_clusters must be {wanted}, got {num}.")
     found: dict[tuple[int, ...], None] = {}  # in the order drawn
     while len(found) < num:
         found.setdefault(tuple(rng.permutation(size).tolist()))

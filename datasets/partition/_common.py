@@ -70,10 +70,8 @@ def pools(dataset: Dataset, label: Label | None) -> Pools:
     # Comparing 1 with "1", or 1 with 1.0, would make or merge classes unseen.
     if len(kinds) > 1 or not kinds <= set("iubSU"):
         given = " and ".join(str(y.dtype) for y in labels)
-        raise TypeError(
-            f"{label} must be ints, bools or strings, of the same kind in every "
-            f"split, got {given}."
-        )
+        wanted = "ints, bools or strings, of the same kind in every split"
+        raise TypeError(f"{label} must be {wanted}, got {given}.")
     names, index = np.unique(np.concatenate(labels), return_inverse=True)
     ends = np.cumsum([len(y) for y in labels])[:-1]
     return Pools(splits, dict(zip(splits, np.split(index, ends), strict=True)), names)
@@ -116,6 +114,19 @@ def with_labels(split: Packed, label: Label, labels: np.ndarray) -> Packed:
     y = split.examples[name].copy()
     y[:, column] = labels
     return Packed({**split.examples, name: y}, split.offsets)
+
+
+def ints_of(
+    name: str, values: ArrayLike, n: int, least: int, of: str = "client"
+) -> np.ndarray:
+    """Ints >= `least`, one or one per client, as [n]; errors name the values."""
+    ints = np.asarray(values)
+    if ints.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be ints, got {values!r}.")
+    if ints.shape not in ((), (n,)) or np.any(ints < least):
+        wanted = f"one int >= {least} or one per {of}, [{n}]"
+        raise ValueError(f"{name} must be {wanted}, got {values!r}.")
+    return np.broadcast_to(ints, n)
 
 
 def check_dataset(dataset: Any) -> None:
@@ -162,6 +173,15 @@ def round_shares(shares: np.ndarray, n: int, phase: float) -> np.ndarray:
     return np.diff(np.minimum(cuts, n), prepend=0)
 
 
+def round_classes(
+    shares: np.ndarray, totals: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """`round_shares` of every class, [K, N]: of shares [K, N] and totals [K]."""
+    phases = rng.random(len(totals))
+    rows = map(round_shares, shares, totals, phases)
+    return np.array(list(rows), np.int64).reshape(shares.shape)
+
+
 def even(n: int, parts: int) -> np.ndarray:
     """Integers [parts] of sum n that differ by one at most."""
     return np.diff(np.arange(parts + 1) * n // parts)
@@ -182,14 +202,7 @@ def follow(
     shares[totals["train"] == 0, :num_clients] = 1
     counts = {"train": train}
     for split in [name for name in totals if name != "train"]:
-        rounded = [
-            round_shares(of_class, n, phase)
-            for of_class, n, phase in zip(
-                shares, totals[split], rng.random(len(shares)), strict=True
-            )
-        ]
-        dealt = np.reshape(np.array(rounded, np.int64), shares.shape)
-        counts[split] = dealt[:, :num_clients]
+        counts[split] = round_classes(shares, totals[split], rng)[:, :num_clients]
     return counts
 
 
@@ -201,10 +214,9 @@ def fill_small(counts: np.ndarray, min_size: int) -> None:
     """
     num_clients, num_examples = counts.shape[1], int(counts.sum())
     if num_clients * min_size > num_examples:
-        raise ValueError(
-            f"min_size must leave num_clients * min_size within the "
-            f"{num_examples} train examples, got {num_clients} * {min_size}."
-        )
+        wanted = f"num_clients * min_size within the {num_examples} train examples"
+        found = f"{num_clients} * {min_size}"
+        raise ValueError(f"min_size must leave {wanted}, got {found}.")
     # As long as a client is too small, the largest has more than min_size: clients
     # being filled are never taken from, and moves are as many as examples missing.
     sizes = counts.sum(axis=0)

@@ -151,10 +151,8 @@ def alternating_dirichlet(
     - alpha: concentration, > 0. Small: few classes per client; large: all alike.
 
     References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", dissertation, TU Berlin, 2021.
-      Its targets of 1 for clients and classes alike contradict each other unless there
-      are as many clients as classes; those above are the ones of its code.
+      Sattler 2021. Its targets of 1 for clients and classes alike contradict each other
+      unless there are as many clients as classes; those above are those of its code.
     """
     check.positive(alpha=alpha)
     pools, rng = common.prepare(dataset, num_clients, seed, 4, label)
@@ -162,12 +160,7 @@ def alternating_dirichlet(
     p = np.full((num_clients, len(pools.names)), 1 / num_clients)
     present = totals["train"] > 0
     p[:, present] = equal_shares(rng, num_clients, alpha, totals["train"][present])
-    counts = {}
-    for split, of_class in totals.items():
-        phases = rng.random(len(of_class))
-        counts[split] = np.zeros(p.T.shape, np.int64)
-        for c, (n, phase) in enumerate(zip(of_class, phases, strict=True)):
-            counts[split][c] = common.round_shares(p[:, c], n, phase)
+    counts = {k: common.round_classes(p.T, n, rng) for k, n in totals.items()}
     return common.deal(pools, counts, rng)
 
 

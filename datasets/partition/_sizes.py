@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_core import check
 from fedjax_core.data import sources
-from fedjax_core.data.packed import Dataset, FederatedData, Packed
+from fedjax_core.data.packed import Dataset, FederatedData, Packed, divided
 from fedjax_core.datasets.partition import _common as common
 
 
@@ -30,9 +30,7 @@ def contiguous(dataset: Dataset, num_clients: int) -> FederatedData:
     `dataset`, not a copy. Arguments and errors: `partition`.
 
     References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", dissertation, TU Berlin, 2021
-      (language models on equal subsequences of one corpus).
+      Sattler 2021 (language models on equal subsequences of one corpus).
     """
     pools, _ = common.prepare(dataset, num_clients, 0, 0)
     splits = {}
@@ -65,16 +63,13 @@ def shared(
     n = len(next(iter(dataset.train.values())))
     chosen = np.zeros(n, bool)
     chosen[common.generator(seed, 12).permutation(n)[: round(fraction * n)]] = True
-    data = split(
-        dataset._replace(train={k: v[~chosen] for k, v in dataset.train.items()})
-    )
+    rest, common_part = divided(dataset.train, chosen)
+    data = split(dataset._replace(train=rest))
     own, public = data.train, np.arange(chosen.sum()) + data.train.num_examples
     pieces = np.split(np.arange(own.num_examples), own.offsets[1:-1])
     rows = np.concatenate([np.append(piece, public) for piece in pieces])
-    examples = {
-        k: np.concatenate([v, dataset.train[k][chosen]])[rows]
-        for k, v in own.examples.items()
-    }
+    joined = {k: [v, common_part[k]] for k, v in own.examples.items()}
+    examples = {k: np.concatenate(pair)[rows] for k, pair in joined.items()}
     offsets = own.offsets + len(public) * np.arange(len(own.offsets))
     return dataclasses.replace(data, train=Packed(examples, offsets))
 
@@ -149,9 +144,8 @@ def balancedness(
       read.
 
     References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", dissertation, TU Berlin, 2021,
-      with the 0.1 / N of its code; with the printed 0.1, shares do not sum to 1.
+      Sattler 2021, with the 0.1 / N of its code; with the printed 0.1, shares do not
+      sum to 1.
     """
     check.positive(gamma=gamma)
     check.in_range(0, 1, gamma=gamma)

@@ -54,22 +54,17 @@ class Packed:
         num_examples = check_examples(examples)
         offsets = _int_vector("offsets", self.offsets).astype(np.int64)  # always a copy
         if offsets.size < 2:
-            raise ValueError(
-                f"offsets must have shape (num_clients + 1,) with at least one client, "
-                f"got shape {offsets.shape}."
-            )
+            wanted = "shape (num_clients + 1,) with at least one client"
+            raise ValueError(f"offsets must have {wanted}, got shape {offsets.shape}.")
         if offsets[0] != 0 or offsets[-1] != num_examples:
-            raise ValueError(
-                f"offsets must start at 0 and end at the number of examples, "
-                f"{num_examples}, got {offsets[0]} and {offsets[-1]}."
-            )
+            wanted = f"start at 0 and end at the number of examples, {num_examples}"
+            found = f"{offsets[0]} and {offsets[-1]}"
+            raise ValueError(f"offsets must {wanted}, got {found}.")
         decreasing = np.flatnonzero(np.diff(offsets) < 0)
         if decreasing.size:
             i = decreasing[0]
-            raise ValueError(
-                f"offsets must not decrease, got {offsets[i]} then {offsets[i + 1]} "
-                f"at client {i}."
-            )
+            found = f"{offsets[i]} then {offsets[i + 1]} at client {i}"
+            raise ValueError(f"offsets must not decrease, got {found}.")
         offsets.setflags(write=False)
         object.__setattr__(self, "examples", examples)
         object.__setattr__(self, "offsets", offsets)
@@ -91,13 +86,7 @@ class Packed:
         """
         given = list(clients)
         arrays = [{k: as_array(k, v) for k, v in c.items()} for c in given]
-        sizes = []
-        for i, client in enumerate(arrays):
-            try:
-                sizes.append(check_examples(client) if client else 0)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"client {i}: {error}") from None
-
+        sizes = [check_client(f"client {i}", c) for i, c in enumerate(arrays)]
         filled = [i for i, size in enumerate(sizes) if size]
         # Even without rows an array has a shape and a dtype; an empty list has not.
         typed = (
@@ -107,10 +96,9 @@ class Packed:
         )
         first = filled[0] if filled else next(typed, None)
         if first is None:
-            raise ValueError(
-                f"clients must include one that tells names, shapes and dtypes, "
-                f"got {len(given)} clients without examples."
-            )
+            wanted = "one that tells names, shapes and dtypes"
+            found = f"{len(given)} clients without examples"
+            raise ValueError(f"clients must include {wanted}, got {found}.")
         for i in filled:
             check_alike(f"client {first}", arrays[first], f"client {i}", arrays[i])
         parts = [arrays[i] for i in filled] or [arrays[first]]
@@ -202,10 +190,9 @@ class FederatedData:
     def __post_init__(self):
         for name, split in self.splits.items():
             if split.num_clients != self.num_clients:
-                raise ValueError(
-                    f"{name} must have the {self.num_clients} clients of train, "
-                    f"got {split.num_clients}; give clients without examples size 0."
-                )
+                found = f"got {split.num_clients}; those without examples have size 0"
+                wanted = f"the {self.num_clients} clients of train"
+                raise ValueError(f"{name} must have {wanted}, {found}.")
         filled = {k: s.examples for k, s in self.splits.items() if s.num_examples}
         for name, examples in filled.items():
             first = next(iter(filled))
@@ -215,10 +202,8 @@ class FederatedData:
         ids = () if self.client_ids is None else tuple(self.client_ids)
         ids = ids or tuple(map(str, range(self.num_clients)))
         if len(ids) != self.num_clients:
-            raise ValueError(
-                f"client_ids must hold one id per client, {self.num_clients}, "
-                f"got {len(ids)}."
-            )
+            wanted = f"one id per client, {self.num_clients}"
+            raise ValueError(f"client_ids must hold {wanted}, got {len(ids)}.")
         seen = set()
         for client_id in ids:
             if not isinstance(client_id, str):
@@ -262,9 +247,7 @@ class FederatedData:
           clients: [M] distinct ints in 0..N-1, M >= 1.
 
         Raises:
-          ValueError: no client is given, or one is repeated.
-          IndexError: a client is not in 0..N-1.
-          TypeError: the clients are not ints.
+          As `Packed.take`; ValueError also if a client is repeated.
         """
         splits = {name: split.take(clients) for name, split in self.splits.items()}
         client_ids = tuple(self.client_ids[i] for i in clients)
@@ -292,27 +275,23 @@ class FederatedData:
         for split, packed in self.splits.items():
             new = function(dict(packed.examples))
             if not isinstance(new, Mapping):
-                raise TypeError(
-                    f"function must return a dict of arrays, got {type(new).__name__}."
-                )
+                given = type(new).__name__
+                raise TypeError(f"function must return a dict of arrays, got {given}.")
             for name, array in new.items():
                 if np.shape(array)[:1] != (packed.num_examples,):
-                    raise ValueError(
-                        f"function must keep the {packed.num_examples} rows of "
-                        f"{split}, got {name} of shape {np.shape(array)}."
-                    )
+                    rows = f"the {packed.num_examples} rows of {split}"
+                    found = f"{name} of shape {np.shape(array)}"
+                    raise ValueError(f"function must keep {rows}, got {found}.")
             splits[split] = Packed(new, packed.offsets)
         return dataclasses.replace(self, **splits)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Split -> "examples" in all, and "min", "median", "mean", "max" per client."""
+        of_sizes = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
         return {
             name: {
                 "examples": float(split.num_examples),
-                "min": float(split.sizes.min()),
-                "median": float(np.median(split.sizes)),
-                "mean": float(split.sizes.mean()),
-                "max": float(split.sizes.max()),
+                **{what: float(of(split.sizes)) for what, of in of_sizes.items()},
             }
             for name, split in self.splits.items()
         }
@@ -326,14 +305,7 @@ class FederatedData:
         """
         given = []
         for split in self.splits.values():
-            check.one_of(split.examples, label=label)
-            y = split.examples[label]
-            if y.ndim != 1:
-                raise ValueError(
-                    f"{label} must be one label per row, got shape {y.shape}."
-                )
-            if y.dtype.kind not in "iubSU":
-                raise TypeError(f"{label} must be ints, bools or text, got {y.dtype}.")
+            y = labels_of(split.examples, label)
             if split.num_examples or not given:  # those agree on the dtype
                 given.append(np.unique(y))
         return np.unique(np.concatenate(given))
@@ -350,18 +322,15 @@ class FederatedData:
           whether or not all labels occur in it.
 
         Raises:
-          ValueError: there is no such split, no array `label`, or it is not [n].
-          TypeError: labels are neither ints, bools nor text.
+          As `label_values`; ValueError also if there is no such split.
         """
         check.one_of(self.splits, split=split)
         values, packed = self.label_values(label), self.splits[split]
         column = np.searchsorted(values, packed.examples[label])
         client = np.repeat(np.arange(self.num_clients), packed.sizes)
-        shape = (self.num_clients, len(values))
-        cells = np.bincount(
-            client * len(values) + column, minlength=shape[0] * shape[1]
-        )
-        return cells.reshape(shape)
+        shape = self.num_clients, len(values)
+        cells = client * len(values) + column
+        return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
 
     def summary(self) -> str:
         """A table: examples, smallest, median and largest client, arrays per split."""
@@ -377,8 +346,7 @@ class FederatedData:
             )
         return "\n".join(lines)
 
-    def __repr__(self):
-        return self.summary()
+    __repr__ = summary
 
 
 def check_examples(examples: Mapping[str, np.ndarray]) -> int:
@@ -396,16 +364,48 @@ def check_examples(examples: Mapping[str, np.ndarray]) -> int:
         if name == _RESERVED:
             raise ValueError(f"examples must not use the reserved name {_RESERVED!r}.")
         if array.dtype.hasobject:
-            raise TypeError(
-                f"{name} must not hold Python objects, got dtype {array.dtype}; "
-                f"for text, convert with astype(str)."
-            )
+            found = f"dtype {array.dtype}; for text, convert with astype(str)"
+            raise TypeError(f"{name} must not hold Python objects, got {found}.")
         if array.ndim == 0:
             raise ValueError(f"{name} must have a leading example axis, got a scalar.")
     rows = {name: len(array) for name, array in examples.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(f"arrays must have equal numbers of rows, got {rows}.")
     return next(iter(rows.values()))
+
+
+def divided(
+    arrays: Mapping[str, np.ndarray], chosen: np.ndarray
+) -> list[dict[str, np.ndarray]]:
+    """The rows of arrays that are not `chosen` [n] bool, and those that are."""
+    return [{k: a[rows] for k, a in arrays.items()} for rows in (~chosen, chosen)]
+
+
+def check_client(who: str, examples: Mapping[str, np.ndarray]) -> int:
+    """As `check_examples`, or 0 without any array; errors say whose they are."""
+    try:
+        return check_examples(examples) if examples else 0
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{who}: {error}") from None
+
+
+def labels_of(
+    examples: Mapping[str, np.ndarray], label: str, kinds: str = "iubSU"
+) -> np.ndarray:
+    """The class labels of examples, [n].
+
+    Raises:
+      ValueError: there is no array `label`, or it is not [n].
+      TypeError: labels of another kind than `kinds`, that is ints, bools and text.
+    """
+    check.one_of(examples, label=label)
+    y = np.asarray(examples[label])
+    if y.dtype.kind not in kinds:
+        wanted = "ints" if kinds == "iu" else "ints, bools or text"
+        raise TypeError(f"{label} must be {wanted}, got {y.dtype}.")
+    if y.ndim != 1:
+        raise ValueError(f"{label} must be one label per row, got shape {y.shape}.")
+    return y
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
@@ -419,9 +419,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
     # np.asarray would strip np.memmap.
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} must not be a masked array, got one; fill it or leave rows out."
-        )
+        raise TypeError(f"{name} must not be a masked array; fill it or drop rows.")
     # As pandas and NumPy 2 hold text.
     text = array.dtype.kind in "OT" and all(isinstance(x, str) for x in array.flat)
     if text and array.size:
@@ -436,30 +434,19 @@ def check_alike(
 ) -> None:
     """Raises unless two dicts of arrays can be concatenated without promotion.
 
-    Args:
-      this: what to call the first in the error, say "client 0".
-      one: name -> array [n, ...].
-      that: what to call the second.
-      other: name -> array [m, ...].
-
-    Raises:
-      ValueError: other names, shapes behind the example axis or dtypes (of text, kinds
-        of dtype).
+    Errors call them `this` and `that`, say "client 0": ValueError for other names,
+    shapes behind the example axis or dtypes (of text, kinds of dtype).
     """
     if one.keys() != other.keys():
-        raise ValueError(
-            f"arrays must be the same, got {sorted(one)} for {this} and "
-            f"{sorted(other)} for {that}."
-        )
+        found = f"{sorted(one)} for {this} and {sorted(other)} for {that}"
+        raise ValueError(f"arrays must be the same, got {found}.")
     for name, a in one.items():
         b = other[name]
         text = a.dtype.kind in "SU" and a.dtype.kind == b.dtype.kind
         # Concatenating would promote, e.g. turn everyone's int labels into floats.
         if a.shape[1:] != b.shape[1:] or not (text or a.dtype == b.dtype):
-            raise ValueError(
-                f"{name} must have one dtype and shape, got {_array_type(a)} "
-                f"for {this} and {_array_type(b)} for {that}."
-            )
+            found = f"{_array_type(a)} for {this} and {_array_type(b)} for {that}"
+            raise ValueError(f"{name} must have one dtype and shape, got {found}.")
 
 
 def _int_vector(name: str, values: Any) -> np.ndarray:

@@ -21,22 +21,17 @@ For populations larger than memory see `store.build`.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data.packed import (
-    FederatedData,
-    Packed,
-    as_array,
-    check_alike,
-    check_examples,
-)
+from fedjax_core.data import packed
+from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.data.readers import csv_files, npz
-from fedjax_core.data.readers.files import DataFileError, visible_files
+from fedjax_core.data.readers.files import DataFileError, named, visible_files
 
 SPLITS = ("train", "test", "validation")
 
@@ -69,7 +64,7 @@ def from_arrays(
     """
     given = {"train": train, "test": test, "validation": validation}
     pooled = {
-        split: {name: as_array(name, value) for name, value in examples.items()}
+        split: {name: packed.as_array(name, value) for name, value in examples.items()}
         for split, examples in given.items()
         if examples is not None
     }
@@ -89,20 +84,17 @@ def _grouped(
     """Groups the examples of each split by its column of clients, called `client`."""
     kinds = []
     for split, column in columns.items():
-        n = check_examples(pooled[split])
+        n = packed.check_examples(pooled[split])
         if column.shape != (n,):
-            raise ValueError(
-                f"{client} must have one client for each of the {n} rows of {split}, "
-                f"got shape {column.shape}."
-            )
+            wanted = f"one client for each of the {n} rows of {split}"
+            raise ValueError(f"{client} must have {wanted}, got shape {column.shape}.")
         kind = "number" if column.dtype.kind in "iu" else column.dtype.kind
         # Sorting 2 and "10" together would follow neither order.
         kinds.append(kind)
         if kind not in ("number", "U") or kind != kinds[0]:
-            raise TypeError(
-                f"{client} must be ints or text, the same in every split, got "
-                f"{column.dtype} in {split}."
-            )
+            wanted = "ints or text, the same in every split"
+            found = f"{column.dtype} in {split}"
+            raise TypeError(f"{client} must be {wanted}, got {found}.")
     together = list(columns.values())
     if np.result_type(*together).kind == "f":
         # Of signed and unsigned ints NumPy makes floats, which merge large ones.
@@ -115,11 +107,10 @@ def _grouped(
     if not sort:
         order = np.argsort(first)
         values, index = values[order], np.argsort(order)[index]
-    splits, start = {}, 0
-    for split, examples in pooled.items():
-        n = check_examples(examples)
-        of_split = index[start : start + n]
-        start += n
+    splits, ends = {}, np.cumsum([len(column) for column in together])[:-1]
+    for (split, examples), of_split in zip(
+        pooled.items(), np.split(index, ends), strict=True
+    ):
         if np.any(np.diff(of_split) < 0):
             rows = np.argsort(of_split, kind="stable")
             examples = {name: a[rows] for name, a in examples.items()}
@@ -146,23 +137,18 @@ def from_iterator(
         examples.
       TypeError: an id that is not a str, or examples that are not a dict.
     """
-    ids: list[str] = []
-    splits: dict[str, list[Mapping[str, Any]]] = {}
-    for client_id, examples in clients:
-        for name, arrays in by_split(examples).items():
-            split = splits.setdefault(name, [])
-            split += [{}] * (len(ids) - len(split))
-            split.append(arrays)
-        ids.append(client_id)
+    given = [(client_id, by_split(examples)) for client_id, examples in clients]
+    names = dict.fromkeys(name for _, splits in given for name in splits)
+    check_train(names, len(given))
+    lists = {n: [splits.get(n, {}) for _, splits in given] for n in names}
+    return FederatedData.from_lists(**lists, client_ids=[name for name, _ in given])
+
+
+def check_train(splits: Collection[str], num_clients: int) -> None:
+    """Raises ValueError unless a split that holds examples is "train"."""
     if "train" not in splits:
-        raise ValueError(
-            f"clients must include one with train examples, got {len(ids)} clients "
-            f"without."
-        )
-    lists = {
-        name: split + [{}] * (len(ids) - len(split)) for name, split in splits.items()
-    }
-    return FederatedData.from_lists(**lists, client_ids=ids)
+        found = f"got {num_clients} clients without"
+        raise ValueError(f"clients must include one with train examples, {found}.")
 
 
 def by_split(examples: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -173,17 +159,15 @@ def by_split(examples: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
       ValueError: splits and arrays side by side, or a split of another name.
     """
     if not isinstance(examples, Mapping):
-        raise TypeError(
-            f"a client's examples must be a dict of arrays, got {examples!r:.60}."
-        )
+        found = f"{examples!r:.60}"
+        raise TypeError(f"a client's examples must be a dict of arrays, got {found}.")
     nested = [isinstance(value, Mapping) for value in examples.values()]
     if not any(nested):
         return {"train": examples}
     if not all(nested) or not set(examples) <= set(SPLITS):
-        raise ValueError(
-            f"a client's examples must be arrays, or dicts of arrays called "
-            f"{', '.join(SPLITS)}, got {', '.join(map(repr, examples))}."
-        )
+        wanted = f"arrays, or dicts of arrays called {', '.join(SPLITS)}"
+        found = ", ".join(map(repr, examples))
+        raise ValueError(f"a client's examples must be {wanted}, got {found}.")
     return examples
 
 
@@ -193,9 +177,6 @@ def from_npz(folder: str | os.PathLike) -> FederatedData:
     The files lie in sub-folders ``train``, ``test`` and ``validation``, or right in the
     folder if all examples train. A file's name without ".npz" is the client's id; other
     files are passed over.
-
-    Args:
-      folder: the folder.
 
     Returns:
       The population, sorted by client id.
@@ -212,28 +193,18 @@ def from_npz(folder: str | os.PathLike) -> FederatedData:
 def npz_clients(
     folder: str | os.PathLike,
 ) -> Iterator[tuple[str, dict[str, dict[str, np.ndarray]]]]:
-    """Yields the clients of `from_npz` one by one, for `store.build`.
-
-    Args:
-      folder: see `from_npz`.
-
-    Raises:
-      FileNotFoundError, DataFileError, ValueError: see `from_npz`.
-    """
+    """Yields the clients of `from_npz` one by one, for `store.build`; errors as it."""
     folder = Path(folder)
     files = {name: visible_files(folder / name, "*.npz") for name in SPLITS}
     loose = visible_files(folder, "*.npz")
     if loose and any(files.values()):
-        raise ValueError(
-            f"{folder} must have its files in folders {', '.join(SPLITS)} or beside "
-            f"each other, got both: {loose[0].name} is in none."
-        )
+        where = f"in folders {', '.join(SPLITS)} or beside each other"
+        found = f"got both: {loose[0].name} is in none"
+        raise ValueError(f"{folder} must have its files {where}, {found}.")
     files["train"] += loose
     if not files["train"]:
-        raise FileNotFoundError(
-            f"no .npz file in {folder} or {folder / 'train'}; put one file per client "
-            f"there, CLIENT.npz."
-        )
+        put = "put one file per client there, CLIENT.npz"
+        raise FileNotFoundError(f"no .npz file in {folder} or {folder}/train; {put}.")
     of_client: dict[str, dict[str, Path]] = {}
     for name, paths in files.items():
         for path in paths:
@@ -243,13 +214,11 @@ def npz_clients(
         examples = {}
         for name, path in of_client[client_id].items():
             arrays = npz.read(path)
-            try:
-                if check_examples(arrays):
+            with named(path, "arrays", TypeError, ValueError):
+                if packed.check_examples(arrays):
                     empty = {k: np.empty_like(a[:0]) for k, a in arrays.items()}
                     first = first or (str(path), empty)
-                    check_alike(*first, str(path), arrays)
-            except (TypeError, ValueError) as error:
-                raise DataFileError(path, "arrays", str(error)) from None
+                    packed.check_alike(*first, str(path), arrays)
             examples[name] = arrays
         yield client_id, examples
 
@@ -307,11 +276,10 @@ def from_csv(
     for name in paths:
         check.one_of(SPLITS, path=name)
     special = [client, label] if split is None else [client, label, split]
-    if len({*special, *(features or ())}) < len(special) + len(features or ()):
-        raise ValueError(
-            f"client, label, split and features must be different columns, got "
-            f"{[*special, *(features or ())]}."
-        )
+    used = [*special, *(features or ())]
+    if len(set(used)) < len(used):
+        roles = "client, label, split and features"
+        raise ValueError(f"{roles} must be different columns, got {used}.")
     labels = csv_files.number if regression else csv_files.integer
     fields = {
         client: csv_files.name,
@@ -327,8 +295,7 @@ def from_csv(
         found = [column for column in table if column not in special]
         columns = found if columns is None else columns
         if set(found) != set(columns):
-            problem = f"expected columns {list(columns)}, found {found}."
-            raise DataFileError(file, "header", problem)
+            raise DataFileError(file, "header", f"columns {list(columns)}", found)
         y = table[label]
         x = np.array([table[column] for column in columns], np.float32)
         examples = {
@@ -380,10 +347,8 @@ def from_huggingface(
     for split, rows in given.items():
         check.one_of(SPLITS, split=split)
         if not hasattr(rows, "column_names") or not hasattr(rows, "iter"):
-            raise TypeError(
-                f"dataset must be a datasets.Dataset or DatasetDict, got "
-                f"{type(rows).__name__}."
-            )
+            wanted = "a datasets.Dataset or DatasetDict"
+            raise TypeError(f"dataset must be {wanted}, got {type(rows).__name__}.")
         # A data set that streams may know its columns only from its rows.
         found = rows.column_names or list(next(iter(rows), {}))
         kept = columns or {name: name for name in found if name != client}
@@ -395,8 +360,8 @@ def from_huggingface(
         for piece in rows.with_format(None).iter(1000):
             ids[split] += piece[client]
             pieces.append({k: _column(name, piece[name]) for k, name in kept.items()})
-            start = 1000 * len(pieces) - 1000
-            check_alike("row 0", pieces[0], f"row {start} of {split}", pieces[-1])
+            where = f"row {1000 * len(pieces) - 1000} of {split}"
+            packed.check_alike("row 0", pieces[0], where, pieces[-1])
         if not pieces:
             raise ValueError(f"{split} must hold at least one row, got none.")
         pooled[split] = {k: np.concatenate([p[k] for p in pieces]) for k in kept}
@@ -420,15 +385,12 @@ def _column(name: str, values: list) -> np.ndarray:
     if array.dtype.kind == "f":
         # NaN is not <= anything.
         if not np.all(np.abs(array) <= np.finfo(np.float32).max):
-            raise ValueError(
-                f"column {name!r} must hold finite numbers that fit float32."
-            )
+            wanted = "finite numbers that fit float32"
+            raise ValueError(f"column {name!r} must hold {wanted}.")
         return array.astype(np.float32)
     if array.dtype.kind not in "bU":
-        raise TypeError(
-            f"column {name!r} must be images, numbers or text, got "
-            f"{type(values[0]).__name__}."
-        )
+        wanted, found = "images, numbers or text", type(values[0]).__name__
+        raise TypeError(f"column {name!r} must be {wanted}, got {found}.")
     return array
 
 
@@ -437,9 +399,7 @@ def _pixels(image: Any) -> np.ndarray:
     if image.mode == "P":
         image = image.convert("RGB")  # or its pixels would be numbers of colours
     if image.mode not in ("1", "L", "RGB"):
-        raise ValueError(
-            f"images must be of mode '1', 'L', 'RGB' or 'P', got {image.mode!r}; "
-            f"convert them first."
-        )
+        found = f"got {image.mode!r}; convert them first"
+        raise ValueError(f"images must be of mode '1', 'L', 'RGB' or 'P', {found}.")
     scale = 1 if image.mode == "1" else 255
     return np.atleast_3d(np.asarray(image)).astype(np.float32) / scale

@@ -2,7 +2,8 @@
 
 Who goes where depends on the seed and on client ids, not on the order of clients.
 `split_examples` does not look at other clients either: so a population that is read
-client by client is split the same.
+client by client is split the same. A seed is an int in 0..2**63-1, or else ValueError
+or TypeError is raised.
 """
 
 import dataclasses
@@ -12,13 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_core import check
-from fedjax_core.data.packed import (
-    FederatedData,
-    Packed,
-    as_array,
-    check_alike,
-    check_examples,
-)
+from fedjax_core.data import packed
+from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.random import hash64, mix64
 
 _EXAMPLES, _CLIENTS, _PUBLIC = 0x5E91, 0xC11E, 0xA0C5  # streams: uses of the same seed
@@ -30,12 +26,8 @@ def split_public(
     """Splits data of the server at random in two, without overlap.
 
     For FedAUX: auxiliary data into negatives, by default a fifth, and what is distilled
-    on.
-
-    Args:
-      arrays: name -> ``[n, ...]``.
-      fraction: in (0, 1), share of the first part, rounded to whole examples.
-      seed: int >= 0.
+    on. Arrays are ``[n, ...]``, `fraction` in (0, 1) is the share of the first part,
+    rounded to whole examples.
 
     Returns:
       The two parts, each in the original order.
@@ -45,19 +37,15 @@ def split_public(
     """
     check.open_interval(0, 1, fraction=fraction)
     check.seed(seed=seed)
-    n = check_examples({name: as_array(name, x) for name, x in arrays.items()})
-    chosen = np.zeros(n, bool)
-    chosen[np.argsort(hash64(_PUBLIC, seed, np.arange(n)))[: round(fraction * n)]] = (
-        True
-    )
+    given = {name: packed.as_array(name, x) for name, x in arrays.items()}
+    n = packed.check_examples(given)
+    order = np.argsort(hash64(_PUBLIC, seed, np.arange(n)))
+    chosen = np.isin(np.arange(n), order[: round(fraction * n)])
     if chosen.all() or not chosen.any():
-        raise ValueError(
-            f"fraction must leave examples in both parts of {n}, got {fraction}."
-        )
-    one, other = (
-        {name: np.asarray(x)[rows] for name, x in arrays.items()}
-        for rows in (chosen, ~chosen)
-    )
+        wanted = f"leave examples in both parts of {n}"
+        raise ValueError(f"fraction must {wanted}, got {fraction}.")
+    given = {name: np.asarray(x) for name, x in arrays.items()}
+    other, one = packed.divided(given, chosen)
     return one, other
 
 
@@ -71,37 +59,28 @@ def split_examples(
 
     Of n examples ``test_fraction * n`` are tested on, rounded to whole examples, and so
     for both fractions together; a client with any example keeps at least one to train
-    on. Every example goes to exactly one split, and the order within is kept.
-
-    Args:
-      data: the population.
-      test_fraction: share of test; with 0, test stays what it is.
-      validation_fraction: share of validation; with 0, validation stays what it is.
-      seed: int in 0..2**63-1.
+    on. Every example goes to exactly one split, and the order within is kept. With a
+    fraction of 0 its split stays what it is.
 
     Returns:
       The same clients; arrays are copies in memory.
 
     Raises:
-      ValueError: a fraction is not in [0, 1], both together are not below 1, the data
-        already has a split that is asked for, or seed is out of range.
-      TypeError: seed is not an int.
+      ValueError: a fraction is not in [0, 1], both together are not below 1, or the
+        data already has a split that is asked for.
     """
     check.in_range(
         0, 1, test_fraction=test_fraction, validation_fraction=validation_fraction
     )
     if not 0 < test_fraction + validation_fraction < 1:
-        raise ValueError(
-            f"test_fraction + validation_fraction must be above 0 and below 1, got "
-            f"{test_fraction} + {validation_fraction}."
-        )
+        given = f"{test_fraction} + {validation_fraction}"
+        sums = "test_fraction + validation_fraction"
+        raise ValueError(f"{sums} must be above 0 and below 1, got {given}.")
     wanted = {"test": test_fraction, "validation": validation_fraction}
     for name, fraction in wanted.items():
         if fraction and name in data.splits:
-            raise ValueError(
-                f"{name}_fraction must be 0 for data that has a {name} split, got "
-                f"{fraction}."
-            )
+            wanted = f"0 for data that has a {name} split"
+            raise ValueError(f"{name}_fraction must be {wanted}, got {fraction}.")
     train, sizes = data.train, data.train.sizes
     keys = _keys(_EXAMPLES, seed, data.client_ids)
     client = np.repeat(np.arange(data.num_clients), sizes)
@@ -118,48 +97,35 @@ def split_examples(
         "test": rank < tested[client],
         "validation": (rank >= tested[client]) & (rank < held[client]),
     }
-    counts = {"train": sizes - held, "test": tested, "validation": held - tested}
     splits = data.splits
     for name, chosen in parts.items():
         if name == "train" or wanted[name]:
             rows = np.sort(order[chosen])
-            splits[name] = Packed(
-                {k: a[rows] for k, a in train.examples.items()},
-                np.concatenate([[0], np.cumsum(counts[name])]),
-            )
+            counts = np.bincount(client[chosen], minlength=data.num_clients)
+            examples = {k: a[rows] for k, a in train.examples.items()}
+            splits[name] = Packed(examples, np.concatenate([[0], np.cumsum(counts)]))
     return dataclasses.replace(data, **splits)
 
 
 def hold_out_clients(
     data: FederatedData, fraction: float = 0.2, seed: int = 0
 ) -> tuple[FederatedData, FederatedData]:
-    """Sets clients aside that take no part in training.
-
-    Args:
-      data: the population.
-      fraction: share of clients to hold out, rounded to whole clients.
-      seed: int in 0..2**63-1.
+    """Sets a fraction of the clients aside, rounded to whole ones, from training.
 
     Returns:
       The clients that stay and those held out, with all their splits, both in the order
       of `data`.
 
     Raises:
-      ValueError: fraction is not in [0, 1], one side would be empty, or seed is out of
-        range.
-      TypeError: seed is not an int.
+      ValueError: fraction is not in [0, 1], or one side would be empty.
     """
     check.in_range(0, 1, fraction=fraction)
     count = int(_share(fraction, np.asarray(data.num_clients)))
     if not 0 < count < data.num_clients:
-        raise ValueError(
-            f"fraction must leave clients on both sides, got {fraction} of "
-            f"{data.num_clients} clients, which holds out {count}."
-        )
+        found = f"{fraction} of {data.num_clients} clients, which holds out {count}"
+        raise ValueError(f"fraction must leave clients on both sides, got {found}.")
     order = np.argsort(_keys(_CLIENTS, seed, data.client_ids), kind="stable")
-    out = np.zeros(data.num_clients, bool)
-    out[order[:count]] = True
-    return data.subset(np.flatnonzero(~out)), data.subset(np.flatnonzero(out))
+    return data.subset(np.sort(order[count:])), data.subset(np.sort(order[:count]))
 
 
 def merge(
@@ -185,35 +151,26 @@ def merge(
     if prefixes is None:
         prefixes = [""] * len(populations)
     if isinstance(prefixes, str) or len(prefixes) != len(populations):
-        raise ValueError(
-            f"prefixes must be one string per population, {len(populations)}, got "
-            f"{prefixes!r}."
-        )
+        found = f"{len(populations)}, got {prefixes!r}"
+        raise ValueError(f"prefixes must be one string per population, {found}.")
     owner: dict[str, int] = {}
     for p, (data, prefix) in enumerate(zip(populations, prefixes, strict=True)):
         for client_id in data.client_ids:
             first = owner.setdefault(prefix + client_id, p)
             if first != p:
-                raise ValueError(
-                    f"client ids must be unique, got {prefix + client_id!r} in "
-                    f"populations {first} and {p}; give prefixes to tell them apart."
-                )
-    splits = {}
+                found = f"{prefix + client_id!r} in populations {first} and {p}"
+                found = f"{found}; give prefixes to tell them apart"
+                raise ValueError(f"client ids must be unique, got {found}.")
+    splits, given = {}, [data.splits for data in populations]
     for name in ("train", "test", "validation"):
-        there = {
-            p: d.splits[name] for p, d in enumerate(populations) if name in d.splits
-        }
+        there = {p: of[name] for p, of in enumerate(given) if name in of}
         if not there:
             continue
         filled = [p for p in there if there[p].num_examples] or list(there)[:1]
-        first, like = filled[0], there[filled[0]].examples
+        like, who = there[filled[0]].examples, f"{name} of population"
         for p in filled:
-            check_alike(
-                f"{name} of population {first}",
-                like,
-                f"{name} of population {p}",
-                there[p].examples,
-            )
+            this, that = f"{who} {filled[0]}", f"{who} {p}"
+            packed.check_alike(this, like, that, there[p].examples)
         sizes = [
             there[p].sizes if p in there else np.zeros(data.num_clients, np.int64)
             for p, data in enumerate(populations)
@@ -228,11 +185,9 @@ def merge(
 def _keys(stream: int, seed: int, client_ids: Sequence[str]) -> np.ndarray:
     """One number per client, [N] uint64, a function of seed, stream and client id."""
     check.seed(seed=seed)
-    names = [
-        hashlib.blake2b(i.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        for i in client_ids
-    ]
-    return hash64(seed, stream, np.frombuffer(b"".join(names), "<u8"))
+    names = (i.encode("utf-8", "surrogatepass") for i in client_ids)
+    hashes = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
+    return hash64(seed, stream, np.frombuffer(b"".join(hashes), "<u8"))
 
 
 def _share(fraction: float, sizes: np.ndarray) -> np.ndarray:

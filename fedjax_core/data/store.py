@@ -30,9 +30,9 @@ from urllib.parse import quote
 import numpy as np
 
 from fedjax_core.data import memmap
-from fedjax_core.data.packed import FederatedData, Packed, check_alike, check_examples
-from fedjax_core.data.readers.files import DataFileError
-from fedjax_core.data.sources import by_split
+from fedjax_core.data.packed import FederatedData, Packed, check_alike, check_client
+from fedjax_core.data.readers.files import DataFileError, named
+from fedjax_core.data.sources import by_split, check_train
 
 _FORMAT, _VERSION = "fedjax_core store", 1
 _HEADER, _CLIENT_IDS = "header.json", "client_ids.json"
@@ -41,12 +41,10 @@ _HEADER, _CLIENT_IDS = "header.json", "client_ids.json"
 def save(
     data: FederatedData, path: str | os.PathLike, *, overwrite: bool = False
 ) -> None:
-    """Writes a population to a store.
+    """Writes a population to a store, a new folder at `path`.
 
-    Args:
-      data: any population; arrays of numbers, bools, dates or fixed-width text.
-      path: the folder to make.
-      overwrite: replace the store that `path` holds.
+    Arrays are of numbers, bools, dates or fixed-width text. With `overwrite` the store
+    that `path` holds is replaced.
 
     Raises:
       FileExistsError: `path` holds something, and `overwrite` is False or it is no
@@ -74,19 +72,16 @@ def build(
 ) -> FederatedData:
     """Writes clients to a store one by one, never holding more than one of them.
 
-    Args:
-      path: the folder to make.
-      clients: client id and examples, as for `sources.from_iterator`. The first client
-        with examples decides names, dtypes and shapes; later text may not be wider.
-      overwrite: replace the store that `path` holds.
+    `path` and `overwrite` as for `save`, `clients` as for `sources.from_iterator`. The
+    first client with examples decides names, dtypes and shapes; later text may not be
+    wider.
 
     Returns:
       The population, opened. Clients are in the order of the iterator; a split in which
       nobody has examples is left out.
 
     Raises:
-      FileExistsError: `path` holds something, and `overwrite` is False or it is no
-        store.
+      FileExistsError: as `save`.
       ValueError: clients or splits disagree, an id comes twice, nobody has train
         examples, or an array's name is too long for that of a file.
       TypeError: an id that is not a str, or a dtype that .npy files can't hold.
@@ -104,16 +99,10 @@ def build(
                     splits[name] = _SplitWriter(folder, name)
                 splits[name].add(len(ids), client_id, arrays)
             ids[client_id] = None
-        filled = {k: split for k, split in splits.items() if split.files}
-        if "train" not in filled:
-            raise ValueError(
-                f"clients must include one with train examples, got {len(ids)} clients "
-                f"without."
-            )
-        folder.finish(
-            tuple(ids),
-            {k: (split.files, split.offsets(len(ids))) for k, split in filled.items()},
-        )
+        filled = {k: s for k, s in splits.items() if s.files}
+        check_train(filled, len(ids))
+        written = {k: (s.files, s.offsets(len(ids))) for k, s in filled.items()}
+        folder.finish(tuple(ids), written)
     return open(path)
 
 
@@ -121,11 +110,8 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
     """Opens a store.
 
     Train on it with ``simulate(..., feed="host")``, which reads the rows of the drawn
-    clients and lets go of them again.
-
-    Args:
-      path: the folder.
-      verify: read all examples once and compare their checksums.
+    clients and lets go of them again. `verify` reads all examples once and compares
+    their checksums.
 
     Returns:
       The population; arrays are read-only `np.memmap`, client ids and offsets are in
@@ -137,12 +123,12 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
     """
     folder = Path(path)
     if not (folder / _HEADER).is_file():
-        raise FileNotFoundError(
-            f"no store at {folder}, since it has no {_HEADER}; write one with "
-            f"store.save or store.build."
-        )
+        why = f"since it has no {_HEADER}; write one with store.save or store.build"
+        raise FileNotFoundError(f"no store at {folder}, {why}.")
     header = _read_header(folder / _HEADER)
-    try:
+    # After its checksum: whoever made a malformed header was no store.
+    errors = AttributeError, KeyError, TypeError, ValueError
+    with named(folder / _HEADER, "content", *errors, problem="malformed, {!r}"):
         ids = _read_ids(folder / _CLIENT_IDS, header["client_ids"])
         splits = {}
         for split, entry in header["splits"].items():
@@ -154,13 +140,6 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
             }
             splits[split] = Packed(examples, offsets)
         return FederatedData(**splits, client_ids=ids)
-    except DataFileError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # Its checksum is right: whoever made this header was no store.
-        raise DataFileError(
-            folder / _HEADER, "content", f"malformed, {error!r}"
-        ) from None
 
 
 class _ArrayWriter:
@@ -200,21 +179,14 @@ class _SplitWriter:
     def add(self, i: int, client_id: str, arrays: Mapping[str, Any]) -> None:
         """Appends the examples of client number i."""
         examples = {name: np.asarray(a) for name, a in arrays.items()}
-        where = f"client {client_id!r}"
-        try:
-            size = check_examples(examples) if examples else 0
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from None
+        size = check_client(where := f"client {client_id!r}", examples)
         if not size:
             return
-        examples = {
-            n: a.astype(_stored(a.dtype), copy=False) for n, a in examples.items()
-        }
+        for name, a in examples.items():
+            examples[name] = a.astype(_stored(a.dtype), copy=False)
         this = f"{self._split} of {where}"
         if self._folder.first is None:
-            like = {
-                n: np.empty((0, *a.shape[1:]), a.dtype) for n, a in examples.items()
-            }
+            like = {name: np.empty_like(a[:0]) for name, a in examples.items()}
             self._folder.first = this, like
         check_alike(*self._folder.first, this, examples)
         if not self.files:
@@ -224,19 +196,16 @@ class _SplitWriter:
                 for name, a in examples.items()
             }
         for name, a in examples.items():
-            if a.dtype.itemsize > self.files[name].dtype.itemsize:
-                raise ValueError(
-                    f"{name} must be text no wider than that of {self._first}, "
-                    f"{self.files[name].dtype}, got {a.dtype} for {where}; give all "
-                    f"clients the widest."
-                )
+            if a.dtype.itemsize > (widest := self.files[name].dtype).itemsize:
+                wanted = f"no wider than that of {self._first}, {widest}"
+                found = f"{a.dtype} for {where}; give all clients the widest"
+                raise ValueError(f"{name} must be text {wanted}, got {found}.")
             self.files[name].write(a)
         self._sizes[i] = size
 
     def offsets(self, num_clients: int) -> np.ndarray:
-        sizes = np.zeros(num_clients, np.int64)
-        sizes[list(self._sizes)] = list(self._sizes.values())
-        return np.concatenate([[0], np.cumsum(sizes)])
+        sizes = (self._sizes.get(i, 0) for i in range(num_clients))
+        return np.cumsum([0, *sizes], dtype=np.int64)
 
 
 def _stored(dtype: np.dtype) -> np.dtype:
@@ -268,10 +237,8 @@ def _map(path: Path, entry: dict[str, Any], verify: bool) -> np.memmap:
     # The one right header is known, so none needs to be parsed.
     header = _npy_header(dtype, shape)
     expected = len(header) + math.prod(shape) * dtype.itemsize
-    try:
+    with named(path, "file", FileNotFoundError, problem="missing."):
         size = path.stat().st_size
-    except FileNotFoundError:
-        raise DataFileError(path, "file", "missing.") from None
     if size != expected:
         raise DataFileError(path, "size", f"must be {expected} bytes, got {size}.")
     with path.open("rb") as file:
@@ -281,20 +248,15 @@ def _map(path: Path, entry: dict[str, Any], verify: bool) -> np.memmap:
         crc = 0
         while verify and (block := file.read(memmap.BLOCK)):
             crc = zlib.crc32(block, crc)
-    if verify and crc != entry["crc32"]:
-        raise DataFileError(
-            path,
-            f"offset {len(header)} on",
-            f"must have the checksum {entry['crc32']:08x}, got {crc:08x}.",
-        )
+    if verify:
+        _compare(path, f"offset {len(header)} on", entry["crc32"], crc)
     return np.memmap(path, dtype, "r", len(header), shape)
 
 
 def _read_header(path: Path) -> dict[str, Any]:
-    try:
+    problem = "must be JSON, got {}."
+    with named(path, "content", ValueError, RecursionError, problem=problem):
         header = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataFileError(path, "content", f"must be JSON, got {error}.") from None
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise DataFileError(path, "format", f"must be {_FORMAT!r}.")
     version = header.get("version")
@@ -306,15 +268,16 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 
 def _read_ids(path: Path, crc: int) -> tuple[str, ...]:
-    try:
+    with named(path, "file", FileNotFoundError, problem="missing."):
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataFileError(path, "file", "missing.") from None
-    if (got := zlib.crc32(content)) != crc:
-        raise DataFileError(
-            path, "content", f"must have the checksum {crc:08x}, got {got:08x}."
-        )
+    _compare(path, "content", crc, zlib.crc32(content))
     return tuple(json.loads(content))
+
+
+def _compare(path: Path, where: str, crc: int, got: int) -> None:
+    if got != crc:
+        problem = f"must have the checksum {crc:08x}, got {got:08x}."
+        raise DataFileError(path, where, problem)
 
 
 def _crc_of(header: dict[str, Any]) -> int:
@@ -336,15 +299,12 @@ class _Folder:
         dtype = _stored(like.dtype)
         # Structured and extension dtypes (bfloat16) come back as others.
         if not dtype.itemsize or np.dtype(dtype.str) != dtype:
-            raise TypeError(
-                f"{name} must have a dtype that .npy files hold, got {dtype}."
-            )
+            wanted = "a dtype that .npy files hold"
+            raise TypeError(f"{name} must have {wanted}, got {dtype}.")
         path = _array_path(self._path, split, name, kind)
         if len(path.name) > 255:  # what file systems take
-            raise ValueError(
-                f"{name} must have a shorter name, got one that makes a file name of "
-                f"{len(path.name)} bytes; 255 fit."
-            )
+            found = f"makes a file name of {len(path.name)} bytes; 255 fit"
+            raise ValueError(f"{name} must have a shorter name, got one that {found}.")
         file = self._files.enter_context(path.open("xb"))
         return _ArrayWriter(file, dtype, like.shape[1:])
 
@@ -384,14 +344,11 @@ def _new_folder(path: str | os.PathLike, overwrite: bool) -> Iterator[_Folder]:
     path = Path(path).absolute()
     occupied = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if occupied and not overwrite:
-        raise FileExistsError(
-            f"{path} exists; name a new folder, or pass overwrite=True to replace a "
-            f"store."
-        )
+        instead = "name a new folder, or pass overwrite=True to replace a store"
+        raise FileExistsError(f"{path} exists; {instead}.")
     if occupied and not (path / _HEADER).is_file():
-        raise FileExistsError(
-            f"{path} is no store, since it has no {_HEADER}; it is not overwritten."
-        )
+        why = f"since it has no {_HEADER}; it is not overwritten"
+        raise FileExistsError(f"{path} is no store, {why}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(4)
     partial = path.with_name(f".{path.name}.partial-{token}")

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,14 +22,12 @@ Field = Callable[[str], Any]
 def number(text: str) -> float:
     """A decimal number that fits float32."""
     # Python's float also takes "nan", "inf" and "1_000", no file format here does.
-    if text.isascii() and "_" not in text:
-        try:
-            value = float(text)
-        except ValueError:
-            pass
-        else:
-            if math.isfinite(value) and abs(value) <= _LARGEST:
-                return value
+    try:
+        value = float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        value = math.nan
+    if abs(value) <= _LARGEST:
+        return value
     raise ValueError("expected a number")
 
 
@@ -143,10 +142,9 @@ def read(
     for line, row in rows:
         where = f"line {line}"
         if len(row) != len(header):
-            problem = f"expected {len(header)} fields, found {len(row)}."
-            raise DataFileError(path, where, problem)
+            raise DataFileError(path, where, f"{len(header)} fields", len(row))
         if row == first:
-            raise DataFileError(path, where, "expected rows, found the header again.")
+            raise DataFileError(path, where, "rows", "the header again")
         for column, i, parse, values in wanted:
             try:
                 values.append(parse(row[i].strip()))
@@ -157,12 +155,11 @@ def read(
         lines.append(line)
         hashes.append(hash(tuple(row)))
     if not lines:
-        problem = "expected rows of data, found none."
-        raise DataFileError(path, f"line {line}", problem)
+        raise DataFileError(path, f"line {line}", "rows of data", "none")
     half = len(lines) // 2
     if hashes[:half] == hashes[half:] and len(set(hashes)) > 1:
-        problem = f"expected every row once, found the first {half} again."
-        raise DataFileError(path, f"line {lines[half]}", problem)
+        again = f"the first {half} again"
+        raise DataFileError(path, f"line {lines[half]}", "every row once", again)
     return {column: np.array(values) for column, _, _, values in wanted}
 
 
@@ -227,11 +224,23 @@ def _rows(
     delimiter: str,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields line number and texts of every row, the header's included."""
+    # Bytes split at line ends only; a str would also split at form feeds and the like.
+    split = content.splitlines(keepends=True) if _lone_returns(content) else None
+
+    def lines() -> Iterator[str]:
+        """The lines after the first `skip`; a comment is an empty line."""
+        rest = itertools.islice(split or io.BytesIO(content), skip, None)
+        for i, line in enumerate(rest, skip + 1):
+            try:
+                text = line.decode(encoding)
+            except UnicodeDecodeError as error:
+                where = f"line {i}, byte {error.start}"
+                problem = f"expected {encoding} text, {error.reason}."
+                raise DataFileError(path, where, problem) from None
+            yield "\n" if comment and text.startswith(comment) else text
+
     reader = csv.reader(
-        _lines(path, content, encoding, comment, skip),
-        delimiter=delimiter,
-        strict=True,
-        skipinitialspace=True,
+        lines(), delimiter=delimiter, strict=True, skipinitialspace=True
     )
     try:
         for row in reader:
@@ -240,21 +249,3 @@ def _rows(
     except csv.Error as error:
         where = f"line {reader.line_num + skip}"
         raise DataFileError(path, where, f"not CSV, {error}.") from None
-
-
-def _lines(
-    path: Path | str, content: bytes, encoding: str, comment: str | None, skip: int
-) -> Iterator[str]:
-    """The lines of a file after the first `skip`; a comment is an empty line."""
-    # Bytes split at line ends only; a str would also split at form feeds and the like.
-    split = content.splitlines(keepends=True) if _lone_returns(content) else None
-    for i, line in enumerate(split or io.BytesIO(content)):
-        if i < skip:
-            continue
-        try:
-            text = line.decode(encoding)
-        except UnicodeDecodeError as error:
-            where = f"line {i + 1}, byte {error.start}"
-            problem = f"expected {encoding} text, {error.reason}."
-            raise DataFileError(path, where, problem) from None
-        yield "\n" if comment and text.startswith(comment) else text

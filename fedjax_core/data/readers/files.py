@@ -3,12 +3,14 @@
 Nothing here, and no reader, unpickles: a data file must not be able to run code.
 """
 
+import contextlib
 import gzip
 import io
 import unicodedata
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class DataFileError(ValueError):
@@ -20,9 +22,24 @@ class DataFileError(ValueError):
       problem: what was expected there, and what was found.
     """
 
-    def __init__(self, path: Path | str, where: str, problem: str):
+    def __init__(self, path: Path | str, where: str, problem: str, found: Any = None):
+        if found is not None:  # then `problem` is what was expected
+            problem = f"expected {problem}, found {found}."
         super().__init__(f"{path}, {where}: {problem}")
         self.path, self.where, self.problem = Path(path), where, problem
+
+
+@contextlib.contextmanager
+def named(
+    path: Path | str, where: str, *errors: type[Exception], problem: str = "{}"
+) -> Iterator[None]:
+    """Turns `errors`, ValueError by default, into a DataFileError with the place."""
+    try:
+        yield
+    except DataFileError:
+        raise
+    except errors or (ValueError,) as error:  # noqa: B030
+        raise DataFileError(path, where, problem.format(error)) from error
 
 
 def find(folder: Path | str, names: Sequence[str], source: str) -> Path:
@@ -72,18 +89,18 @@ def read_bytes(path: Path | str) -> bytes:
     content = Path(path).read_bytes()
     if content[:2] != b"\x1f\x8b":
         return content
-    limit, found, parts = max_unpacked(len(content)), 0, []
-    try:
-        with gzip.open(io.BytesIO(content)) as stream:
-            while part := stream.read(1 << 20):
-                found += len(part)
-                if found > limit:
-                    problem = f"unpacks to more than {limit} bytes."
-                    raise DataFileError(path, "gzip stream", problem)
-                parts.append(part)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataFileError(path, "gzip stream", f"damaged, {error}.") from error
-    return b"".join(parts)
+    limit, unpacked = max_unpacked(len(content)), bytearray()
+    errors = OSError, EOFError, zlib.error
+    with (
+        named(path, "gzip stream", *errors, problem="damaged, {}."),
+        gzip.open(io.BytesIO(content)) as stream,
+    ):
+        while part := stream.read(1 << 20):
+            unpacked += part
+            if len(unpacked) > limit:
+                problem = f"unpacks to more than {limit} bytes."
+                raise DataFileError(path, "gzip stream", problem)
+    return bytes(unpacked)
 
 
 def is_name(text: str) -> bool:
@@ -96,11 +113,20 @@ def is_name(text: str) -> bool:
     )
 
 
-def fits(sizes: Sequence[int], shape: Sequence[int | None]) -> bool:
-    """Whether an array of these sizes has that shape, None standing for any size."""
-    return len(sizes) == len(shape) and all(
-        want is None or size == want for size, want in zip(sizes, shape, strict=True)
+def check_shape(
+    path: Path | str,
+    where: str,
+    sizes: Sequence[int],
+    shape: Sequence[int | None],
+    least: int = 1,
+) -> None:
+    """Raises unless an array of these sizes, at `least`, has that shape (None: any)."""
+    same = len(sizes) == len(shape) and all(
+        want in (None, size) for size, want in zip(sizes, shape, strict=True)
     )
+    if not same or any(size < least for size in sizes):
+        wanted, found = shape_name(shape), shape_name(sizes)
+        raise DataFileError(path, where, f"shape {wanted}", found)
 
 
 def shape_name(shape: Sequence[int | None]) -> str:

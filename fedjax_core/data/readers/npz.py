@@ -16,7 +16,13 @@ from typing import IO
 
 import numpy as np
 
-from fedjax_core.data.readers.files import DataFileError, fits, max_unpacked, shape_name
+from fedjax_core.data.readers.files import (
+    DataFileError,
+    check_shape,
+    max_unpacked,
+    named,
+    shape_name,
+)
 
 Expected = tuple[type[np.generic], Sequence[int | None]]
 """A dtype or a kind of dtypes, and a shape, None for a dimension of any size."""
@@ -64,11 +70,9 @@ def read(
         Says which.
     """
     size = Path(path).stat().st_size
-    try:
+    problem = "not an npz file or cut off, {}."
+    with named(path, "zip directory", *_DAMAGE, problem=problem):
         archive = zipfile.ZipFile(path)
-    except _DAMAGE as error:
-        problem = f"not an npz file or cut off, {error}."
-        raise DataFileError(path, "zip directory", problem) from error
     with archive:
         count = Counter(member.filename for member in archive.infolist())
         wanted: Mapping[str, Expected | None] = (
@@ -79,15 +83,14 @@ def read(
         members = {}
         for name in wanted:
             if (found := count[f"{name}.npy"]) != 1:
-                problem = f"expected {name}.npy once, found it {found} times among"
-                names = ", ".join(count)
-                raise DataFileError(path, f"array {name!r}", f"{problem} {names:.200}.")
+                times = f"it {found} times among {', '.join(count):.200}"
+                raise DataFileError(path, f"array {name!r}", f"{name}.npy once", times)
             members[name] = archive.getinfo(f"{name}.npy")
         limit = max_unpacked(size)
         if sum(member.file_size for member in members.values()) > limit:
             sizes = {name: member.file_size for name, member in members.items()}
-            problem = f"expected at most {limit} bytes in a file of {size}, found"
-            raise DataFileError(path, "zip directory", f"{problem} {sizes!s:.200}.")
+            most = f"at most {limit} bytes in a file of {size}"
+            raise DataFileError(path, "zip directory", most, f"{sizes!s:.200}")
         return {
             name: _read_array(archive, path, name, member, wanted[name])
             for name, member in members.items()
@@ -103,43 +106,35 @@ def _read_array(
 ) -> np.ndarray:
     where = f"array {name!r}"
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        problem = (
-            f"expected it stored or deflated, found zip method {member.compress_type}."
-        )
-        raise DataFileError(path, where, problem)
-    try:
-        with archive.open(member) as file:
-            stored, sizes, fortran = _read_header(file)
-            dtype, shape = expected or (np.generic, [None] * len(sizes))
-            if not np.issubdtype(stored, dtype) or stored.hasobject:
-                problem = f"expected {dtype.__name__} values, found {stored}."
-                if stored.hasobject:
-                    problem += (
-                        " These are pickled Python objects, which can run code when "
-                        "read. If you trust the file, convert it once: load it with "
-                        "numpy.load(path, allow_pickle=True) and write the arrays in "
-                        "it with numpy.savez."
-                    )
-                raise DataFileError(path, where, problem)
-            least = 0 if expected is None else 1
-            if not fits(sizes, shape) or any(n < least for n in sizes):
-                problem = f"expected shape {shape_name(shape)}, found"
-                raise DataFileError(path, where, f"{problem} {shape_name(sizes)}.")
-            num_bytes = math.prod(sizes) * stored.itemsize
-            if file.tell() + num_bytes != member.file_size:
-                problem = f"{stored} {shape_name(sizes)} takes {num_bytes} bytes, found"
-                found = member.file_size - file.tell()
-                raise DataFileError(path, where, f"{problem} {found}.")
-            content = file.read()  # to the end, where the checksum is compared
+        found = f"zip method {member.compress_type}"
+        raise DataFileError(path, where, "it stored or deflated", found)
+    with (
+        named(path, where, *_DAMAGE, problem="damaged, {}."),
+        archive.open(member) as file,
+    ):
+        stored, sizes, fortran = _read_header(file)
+        dtype, shape = expected or (np.generic, [None] * len(sizes))
+        if not np.issubdtype(stored, dtype) or stored.hasobject:
+            problem = f"expected {dtype.__name__} values, found {stored}."
+            if stored.hasobject:
+                problem += (
+                    " These are pickled Python objects, which can run code when read. "
+                    "If you trust the file, convert it once: load it with "
+                    "numpy.load(path, allow_pickle=True) and write the arrays in it "
+                    "with numpy.savez."
+                )
+            raise DataFileError(path, where, problem)
+        check_shape(path, where, sizes, shape, least=0 if expected is None else 1)
+        num_bytes = math.prod(sizes) * stored.itemsize
+        if (found := member.file_size - file.tell()) != num_bytes:
+            problem = f"{stored} {shape_name(sizes)} takes {num_bytes} bytes, found"
+            raise DataFileError(path, where, f"{problem} {found}.")
+        content = file.read()  # to the end, where the checksum is compared
         if len(content) != num_bytes:
             raise EOFError(f"expected {num_bytes} bytes, found {len(content)}")
         values = np.frombuffer(content, stored)
         values = values.astype(stored.newbyteorder("="), copy=False)
         return values.reshape(sizes[::-1]).T if fortran else values.reshape(sizes)
-    except DataFileError:
-        raise
-    except _DAMAGE as error:
-        raise DataFileError(path, where, f"damaged, {error}.") from error
 
 
 def _read_header(file: IO[bytes]) -> tuple[np.dtype, tuple[int, ...], bool]:
