@@ -62,8 +62,12 @@ def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds APFL; its state and `parts` are `fedjax_core.personal`'s.
 
     Metrics gain "personal_train_loss", of the mixture. Its statistics are the row's.
-    `client_optimizer` is of both models, which do the same work, and
-    ``config.client_lr`` remains the rate of adaptive weights.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      **parts: see there; `client_optimizer` is of both models, and
+        ``config.client_lr`` remains the rate of adaptive weights.
     """
     check_parts(Config, config, loss_fn, **parts)
     sgd = optax.sgd(config.client_lr)

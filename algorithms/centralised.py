@@ -58,7 +58,12 @@ def make(
     *,
     client_optimizer: optax.GradientTransformation | None = None,
 ) -> Algorithm:
-    """Builds centralised training on data from `pool`; arguments as in `fedavg.make`.
+    """Builds centralised training for the given loss, on data from `pool`.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
 
     Raises:
       ValueError: when the state is made, for more than one client.

@@ -124,8 +124,14 @@ def make(
     "alpha_cross" (the smallest of the clusters that may be cut, NaN if none),
     "mean_update_norm" (the largest of the clusters), "max_update_norm"; and "gap", the
     largest separation gap of the clusters, where the server's data say who has which
-    distribution as "cluster", ``[N]`` ints. The program and the transform are as in
-    `fedavg.make`; `secret`, orthonormal, hides the model's coordinates from the server.
+    distribution as "cluster", ``[N]`` ints.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      program: what a client does instead of plain local steps, its update a delta.
+      secret: an orthonormal map that hides the model's coordinates from the server.
+      transform: applied to every update before it is sent.
     """
     check_parts(Config, config, loss_fn, transform=transform)
     check.instance(SharedMap, secret=secret or no_map())

@@ -69,8 +69,12 @@ def client_program(
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds Ditto; its state and `parts` are `fedjax_core.personal`'s.
 
-    Metrics gain "personal_train_loss", without the pull. `client_optimizer` is of both
-    models, which do the same work.
+    Metrics gain "personal_train_loss", without the pull.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      **parts: see there; `client_optimizer` is of both models.
     """
     check_parts(Config, config, loss_fn, **parts)
     optimizer = parts.get("client_optimizer")

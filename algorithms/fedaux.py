@@ -89,9 +89,13 @@ def prepare(
 ) -> Certainty:
     """Scores of the public examples by every client, once before training.
 
-    Clients' ``train["x"]`` are told from `negatives`, public examples ``[n', ...]``,
-    and `queries` ``[n, ...]`` are others, to distil with. The key is of the noise.
-    `features` maps ``[n, ...]`` to ``[n, H]``, see `fedjax_core.pretrain.features`.
+    Args:
+      config: of the release.
+      features: ``[n, ...] -> [n, H]``, see `fedjax_core.pretrain.features`.
+      data: the clients' ``train["x"]``.
+      negatives: ``[n', ...]`` public examples to tell clients' own from.
+      queries: ``[n, ...]`` other public examples, to distil with.
+      key: of the noise.
     """
     own, mask = pad(on_features(features, data).train)
     against, asked = (features(np.asarray(x)) for x in (negatives, queries))

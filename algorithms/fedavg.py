@@ -172,9 +172,15 @@ def mixed(
     name: str,
     parts: dict[str, Any],
 ) -> Algorithm:
-    """A method that is FedAvg with a decider of its own, which its config makes.
+    """A method that is FedAvg with a decider of its own.
 
-    `kind` is its `Config`, and `parts` are other arguments of `make` but `mixing`.
+    Args:
+      kind: its `Config`, of this module's kind.
+      config: hyper-parameters.
+      loss_fn: per-example losses.
+      decider: config -> what decides.
+      name: of the method.
+      parts: other arguments of `make` but `mixing`.
     """
     check_parts(kind, config, loss_fn)
     algorithm = make(config, loss_fn, mixing=decider(config), **parts)

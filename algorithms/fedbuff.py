@@ -104,8 +104,15 @@ def make(
     """Builds FedBuff for the given loss.
 
     Metrics gain "staleness", the mean over the buffer, and "stale_clients", how many
-    started too long ago to be counted. Arguments are as in `fedavg.make`, `reduce` by
-    default the uniform mean.
+    started too long ago to be counted.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
+      server_optimizer: instead of SGD with ``config.server_lr``.
+      transform: applied to every update before it is sent.
+      reduce: instead of the uniform mean.
     """
     check_parts(
         Config, config, loss_fn, client_optimizer=client_optimizer,

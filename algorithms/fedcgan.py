@@ -69,6 +69,11 @@ def make(config: Config, networks: ConditionalGAN, classifier: Classifier) -> Al
     """Builds FedCGAN; initial params are ``networks.init(key)``.
 
     What is evaluated is a classifier trained on what the generator draws, alone.
+
+    Args:
+      config: hyper-parameters.
+      networks: generator and discriminator.
+      classifier: of the server.
     """
     check.instance(ConditionalGAN, networks=networks)
     check_parts(Config, config, networks.generate)

@@ -57,6 +57,11 @@ def make(config: Config, networks: ConditionalVAE, classifier: Classifier) -> Al
     """Builds FedCVAE; initial params are ``networks.init(key)``.
 
     What is evaluated is a classifier trained on what the decoder draws, alone.
+
+    Args:
+      config: hyper-parameters.
+      networks: encoder and decoder.
+      classifier: of the server.
     """
     check.instance(ConditionalVAE, networks=networks)
     check_parts(Config, config, networks.decode)

@@ -93,8 +93,15 @@ def make(
 ) -> Algorithm:
     """Builds FedDF for a loss that is the cross-entropy of a class.
 
-    Optimisers and logits are as in `fedjax_core.distillation.Parts`, `average` as in
-    its `distil`; the `teacher` is what is distilled.
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      client_optimizer: instead of SGD with ``config.client_lr``.
+      distil_optimizer: instead of Adam with ``config.distil_lr``.
+      logits: of a model with dropout or running statistics, in evaluation:
+        `fedjax_core.distillation.logits_of_model`.
+      teacher: what is distilled.
+      average: as in `fedjax_core.distillation.distil`.
     """
     plugs = distillation.plugs(
         Config, config, loss_fn, client_optimizer, distil_optimizer, logits

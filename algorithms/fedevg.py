@@ -142,9 +142,12 @@ def make(
 ) -> Algorithm:
     """Builds FedEvg; initial params are samples ``[M, ...]``, normal noise say.
 
-    What is evaluated is a classifier trained on the samples alone. `classifier` is of
-    clients and of the server, `client_optimizer` instead of Adam with weight decay and
-    falling steps.
+    What is evaluated is a classifier trained on the samples alone.
+
+    Args:
+      config: hyper-parameters.
+      classifier: of clients and of the server.
+      client_optimizer: instead of Adam with weight decay and falling steps.
     """
     learn = generated.learner(config, classifier)
     check_parts(Config, config, classifier.logits, client_optimizer=client_optimizer)

@@ -97,7 +97,10 @@ def server_optimizer(config: Config) -> optax.GradientTransformation:
 def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
     """Builds the method that ``config.rule`` names.
 
-    Other arguments are those of `fedavg.make` but `server_optimizer`.
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      **parts: other arguments of `fedavg.make` but `server_optimizer`.
     """
     check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(

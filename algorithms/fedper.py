@@ -42,8 +42,13 @@ class Config(LocalConfig):
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds FedPer; its state and `parts` are `fedjax_core.personal`'s.
 
-    Running statistics of personal layers are personal. `transform` is of what is
-    shared, `reduce` instead of the mean by examples.
+    Running statistics of personal layers are personal.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      **parts: see there; `transform` is of what is shared, `reduce` instead of
+        the mean by examples.
     """
     check_parts(Config, config, loss_fn, **parts)
     return partial_averaging(

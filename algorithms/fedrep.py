@@ -56,7 +56,11 @@ class Config(LocalConfig):
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds FedRep; its state and `parts` are `fedjax_core.personal`'s.
 
-    `transform` is of what is shared, `reduce` instead of the uniform mean.
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      **parts: see there; `transform` is of what is shared, `reduce` instead of
+        the uniform mean.
     """
     check_parts(Config, config, loss_fn, **parts)
 

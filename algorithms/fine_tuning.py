@@ -41,7 +41,10 @@ class Config(LocalConfig):
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds FedAvg with fine-tuning; state and `parts` are `fedjax_core.personal`'s.
 
-    `reduce` is instead of the mean by examples.
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      **parts: see there; `reduce` is instead of the mean by examples.
     """
     check_parts(Config, config, loss_fn, **parts)
     optimizer = parts.get("client_optimizer") or optax.sgd(config.client_lr)

@@ -77,8 +77,12 @@ def make(
 ) -> Algorithm:
     """Builds one-shot clustering for the given loss.
 
-    Clients evaluate their cluster's model as "cluster". `transform` is applied to every
-    update before it is sent.
+    Clients evaluate their cluster's model as "cluster".
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: applied to every update before it is sent.
     """
     check_parts(Config, config, loss_fn, transform=transform)
     K, optimizer = config.num_clusters, optax.sgd(config.client_lr)

@@ -106,8 +106,13 @@ def client_program(
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds pFedMe; its state and `parts` are `fedjax_core.personal`'s.
 
-    The metric "train_loss" is the personal model's, over all steps of the solver, which
-    is `client_optimizer` or SGD with ``config.personal_lr``, anew in every round.
+    The metric "train_loss" is the personal model's, over all steps of the solver.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      **parts: see there; `client_optimizer` is the solver, instead of SGD with
+        ``config.personal_lr``. It starts anew in every round.
     """
     check_parts(Config, config, loss_fn, **parts)
     solver = parts.get("client_optimizer") or optax.sgd(config.personal_lr)

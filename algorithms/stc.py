@@ -77,8 +77,11 @@ def make(
 ) -> Algorithm:
     """Builds STC for the given loss.
 
-    `transform`, of what clients send, and `downlink`, of what the server sends, are
-    instead of `stc`.
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      transform: of what clients send, instead of `stc`.
+      downlink: of what the server sends, instead of `stc`.
     """
     check_parts(Config, config, loss_fn, transform=transform, downlink=downlink)
     algorithm = fedavg.make(

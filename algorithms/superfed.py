@@ -186,10 +186,15 @@ def make(
 ) -> Algorithm:
     """Builds SuPerFed; its state and `parts` are `fedjax_core.personal`'s.
 
-    The metric "train_loss" is of the mixtures, without the regularisers. `init` draws a
-    client's personal model, as ``model.init`` does; unlike the server's where `nu` is
-    to act. `client_optimizer` is of both models, `reduce` instead of the mean by
-    examples.
+    The metric "train_loss" is of the mixtures, without the regularisers.
+
+    Args:
+      config: hyper-parameters.
+      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
+      init: draws a client's personal model, as ``model.init`` does; unlike the server's
+        where `nu` is to act.
+      **parts: see there; `client_optimizer` is of both models, `reduce` instead of
+        the mean by examples.
 
     Raises:
       TypeError, ValueError: `init` is no function; or, when the state is made, draws

@@ -60,10 +60,16 @@ def approach(
 ) -> Run:
     """Runs a method from 0 for the experiment's rounds, or through a schedule.
 
-    It is recorded under its name in the experiment's `run_dir`, if it has one, and goes
-    to a goal ``[n, ...]``. By `factor` a round contracts in the `norm`; None or from 1
-    on, nothing is proven. A schedule and a channel are as for `from_operator`; the seed
-    is that of what the method draws.
+    Args:
+      experiment: recorded in its `run_dir`, if it names one, under `name`.
+      name: of the run.
+      method: what runs.
+      goal: ``[n, ...]``.
+      factor: by which a round contracts; None or from 1 on, nothing is proven.
+      norm: of distances.
+      schedule: see `from_operator`, as for `channel`.
+      channel: see there.
+      seed: of what the method draws.
     """
     system = from_operator(
         method,
@@ -208,8 +214,13 @@ def recorded(
 ) -> Result:
     """Simulates for the experiment's seeds, in a folder of its `out`; resumes there.
 
-    The folder has the name of the run, none where there is one run. What else there is
-    is as for `simulate`.
+    Args:
+      experiment: with `num_seeds` and a folder `out`.
+      name: of the run, or nothing where there is one.
+      algorithm: as for `simulate`, as are `data`, `model` and others.
+      data: see there.
+      model: see there.
+      **options: see there.
     """
     how: dict[str, Any] = {"seeds": range(experiment.num_seeds), "progress": False}
     where = experiment.out / name
@@ -328,8 +339,13 @@ def of_participant(result: Result, name: str) -> np.ndarray:
 def spent(result: Result | None, way: str, metric: str, target: float) -> np.ndarray:
     """Megabytes of one participant until a metric reaches a target, ``[S]``.
 
-    The way is "uplink" or "downlink", the target is reached from below. NaN where it
-    is not; one NaN without a result.
+    NaN where it does not; one NaN without a result.
+
+    Args:
+      result: of a run.
+      way: "uplink" or "downlink".
+      metric: its name in the result.
+      target: to be reached from below.
     """
     if result is None:
         return np.full(1, np.nan)
@@ -349,8 +365,13 @@ def to_target(
 ) -> study_report.Table:
     """What methods cost until a target: megabytes, rounds, printed ones, best round.
 
-    Results are by method, as are the printed megabytes up and down, of which NaN is not
-    reached; `of` says what those are of.
+    Args:
+      title: of the table.
+      results: by method.
+      target: accuracy to reach.
+      printed: megabytes up and down, by method; NaN is not reached.
+      of: what printed numbers are of.
+      metric: of the target.
     """
     rows = []
     for method, result in results.items():
@@ -378,7 +399,13 @@ def cheaper(
 ) -> study_report.Table:
     """Whether methods reach a target with fewer bits than others, seed by seed.
 
-    Claims are (cheap, dear, "uplink" or "downlink"); the others are as for `to_target`.
+    Args:
+      title: of the table.
+      results: as for `to_target`, as are `target`, `printed` and `metric`.
+      target: see there.
+      printed: see there.
+      claims: (cheap, dear, "uplink" or "downlink").
+      metric: see there.
     """
     rows = []
     for cheap, dear, way in claims:

@@ -101,10 +101,14 @@ def list_data() -> None:
 
 
 def show_data(name: str, path: Path | None, clients: int, alpha: float, out: Path):
-    """Prints statistics of a data set and draws who holds what, as the picture `out`.
+    """Prints statistics of a data set and draws who holds what.
 
-    A set without clients is split among so many, by a Dirichlet distribution of
-    concentration alpha.
+    Args:
+      name: of a data set that `load` reads.
+      path: where its files are.
+      clients: among how many one without clients of its own is split,
+      alpha: by a Dirichlet distribution of this concentration.
+      out: the picture.
 
     Raises:
       ValueError: it has no `load`, needs a path, or has none.

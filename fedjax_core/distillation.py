@@ -292,8 +292,13 @@ def informative(logits: jax.Array, n: int, by: str, key: Key) -> jax.Array:
 
     Those of the largest entropy of :math:`q = \mathrm{softmax}` of the logits,
     the least certainty :math:`\max q`, the smallest margin between the largest two,
-    or at random. Ties fall to the first; of two classes all three rank alike. Of
-    `logits` ``[m, K]``, n is 1 to m, and `by` one of `STRATEGIES`.
+    or at random. Ties fall to the first; of two classes all three rank alike.
+
+    Args:
+      logits: ``[m, K]``.
+      n: how many, 1 to m.
+      by: one of `STRATEGIES`.
+      key: of a random choice.
 
     Raises:
       ValueError: n is out of range, or `by` unknown.
@@ -326,9 +331,20 @@ def distil(
 
     All that is random comes from `key`: whoever starts from the same parameters ends,
     to the bit, with the same. So what every client of a cohort would do alike is done
-    once. Arguments, results and errors are those of `fedjax_core.server.fit`, but that
-    `loss_fn` is the cross-entropy to one class and `labels`, ``[n, K]``, are
-    probabilities.
+    once.
+
+    Args:
+      loss_fn: per-example losses, the cross-entropy to one class.
+      optimizer: any optax transformation; it starts anew.
+      params: the student.
+      examples: n public inputs.
+      labels: ``[n, K]`` probabilities.
+      key: of the order of examples and of the loss.
+      work: as in `fedjax_core.server.fit`, whose errors are raised.
+      average: likewise, steps over which the student is averaged.
+
+    Returns:
+      The student, and the mean loss over steps.
     """
     data = dict(examples) | {"labels": labels}
     soft = soft_loss(loss_fn, np.shape(labels)[-1])

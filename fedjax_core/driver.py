@@ -147,13 +147,21 @@ def drive_cells(
     strict: bool = False,
     broken: str = "the state is not finite",
 ) -> list[Result | NonFiniteUpdateError]:
-    """Runs a machine to the end; arguments as in `simulate`, but for these.
+    """Runs a machine to the end; arguments as in `simulate`.
 
-    The machine runs cell by cell, in each all S seeds: "S" of `Machine` is R here.
-    Cells to resume stand at the same round. Seeds come from `checked_seeds`, callbacks
-    see the runs of all cells, the bar may be one that is shown already, `client_ids`
-    names who is excluded, and `broken` is said of a round after which the state is not
-    finite.
+    Args:
+      machine: what runs, cell by cell, in each all S seeds: "S" of `Machine` is R here.
+      cells: what these are; those to resume stand at the same round.
+      seeds: see `checked_seeds`.
+      rounds: rounds in all.
+      eval_every: rounds between evaluations, by default about twenty in all.
+      checkpoint_every: rounds between checkpoints, by default see `simulate`.
+      resume: whether to continue what is there.
+      callbacks: called with a `Report`, of all cells' runs.
+      progress: whether to show a bar, or one that is shown already.
+      client_ids: names of the clients, for those that are excluded.
+      strict: raise where an update is not finite.
+      broken: what to say of a round after which the state is not finite.
 
     Returns:
       How each cell ended. One that can't go on leaves the others alone.

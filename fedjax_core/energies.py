@@ -100,11 +100,17 @@ def langevin(
 ) -> jax.Array:
     r"""A chain :math:`x \leftarrow x - \gamma \nabla E(x) + \sigma \epsilon`.
 
-    It starts at `x`, ``[B, ...]``, and is clipped to `within` after every step. Step
-    size :math:`\gamma` and noise :math:`\sigma`, 0 for gradient descent, are constants
-    of their own: the chain samples from :math:`e^{-E / T}` for
-    :math:`\sigma^2 = 2 \gamma T` and small steps. `gradient` is of as many samples as
-    it is given.
+    Step and noise are constants of their own: the chain samples from
+    :math:`e^{-E / T}` for :math:`\sigma^2 = 2 \gamma T` and small steps.
+
+    Args:
+      gradient: of the energy, of as many samples as it is given.
+      x: ``[B, ...]``, where it starts.
+      key: of the noise.
+      step_size: :math:`\gamma`.
+      noise: :math:`\sigma`; 0 is gradient descent.
+      num_steps: steps.
+      within: what x is clipped to after every step.
     """
 
     def step(t, x):
@@ -155,9 +161,14 @@ def contrast(
 
       E(x, y) - E(\check x, y') + H(f(x), y) + \lambda H(f(x'), y'),
 
-    with the classifier f, where a `chain` has brought samples :math:`\check x`,
-    ``[B, ...]``, as many `replayed` ones x', their labels, `y` ``[B]``, and the weight
-    :math:`\lambda`, `replay`.
+
+    Args:
+      kind: of the energy E.
+      classifier: f.
+      chain: :math:`\check x`, ``[B, ...]``, where a chain has brought samples.
+      replayed: x', as many.
+      y: their labels, ``[B]``.
+      replay: :math:`\lambda`.
     """
     cross_entropy = optax.losses.softmax_cross_entropy_with_integer_labels
 

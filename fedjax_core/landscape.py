@@ -81,9 +81,13 @@ def plane(first: PyTree, second: PyTree, third: PyTree) -> Plane:
 def landscape(
     over: Plane, loss: Callable[[Params], jax.Array], x: ArrayLike, y: ArrayLike
 ) -> np.ndarray:
-    """The loss on the grid of `x` ``[X]`` and `y` ``[Y]``, ``[Y, X]``.
+    """The loss on a grid, ``[Y, X]``; models are made one at a time, in one program.
 
-    Models are made one at a time, in one program, which planes with one `loss` share.
+    Args:
+      over: the plane.
+      loss: of a model, ``[]``; planes that share one share a program.
+      x: ``[X]``.
+      y: ``[Y]``.
     """
     points = jnp.stack(jnp.meshgrid(jnp.asarray(x), jnp.asarray(y)), -1).reshape(-1, 2)
     found = _values(loss, over, points)

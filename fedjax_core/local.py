@@ -104,9 +104,15 @@ def sgd_step(
 ) -> Carry:
     """One local step of `optimizer` on the batch's mean loss.
 
-    `correction` is added to the gradient, as control variates are. `scale` is a factor
-    of the step, or one for each parameter. Optimisers may ask for what they are `told`
-    besides, as `by_round` does for ``round``.
+    Args:
+      loss_fn: per-example losses.
+      optimizer: any optax transformation.
+      carry: where the client stands.
+      batch: examples with ``example_mask``.
+      key: for the loss (dropout and the like).
+      correction: added to the gradient, as control variates are.
+      scale: a factor of the step, or one for each parameter.
+      **told: what an optimiser may ask for besides, as `by_round` does for ``round``.
     """
     start = trained(carry.params)
     loss, grads, moved = loss_and_gradient(loss_fn, carry.params, batch, key)

@@ -216,9 +216,16 @@ def compile_own_evaluation(
 ) -> Callable[[Any, PyTree], tuple[Scalars, Scalars]]:
     """Evaluation of clients' own models, on those of `splits` that there are.
 
-    Arguments are as in `compile_evaluation`, `own_models` as in `Algorithm`. Where
-    `rows_on_host`, rows of clients are NumPy arrays, and those of some clients are
-    shipped at a time.
+    Args:
+      own_models: which models a client has, as in `Algorithm`.
+      metrics_fn: what to measure, as in `compile_evaluation`.
+      data: the population.
+      splits: names of splits.
+      execution: blocks and devices.
+      on_host: leave the examples on the host and ship them in every evaluation.
+      rows_on_host: rows of clients are NumPy arrays; those of some clients are shipped
+        at a time.
+      client_summaries: as in `compile_evaluation`.
 
     Returns:
       ``(state, rows) -> (scalars, per_client)``. The state's leaves are ``[S, ...]``,

@@ -22,9 +22,11 @@ _KINDS = {
 def check_parts(kind: type, config: Any, loss_fn: Any, **parts: Any) -> None:
     """Raises TypeError unless a method is given what it is built from.
 
-    That is a config of its own kind, with a `LocalWork` as `work` if it has any, a
-    function as loss, and optional `parts` by their names as arguments of `make`, of
-    which None is the default.
+    Args:
+      kind: the method's `Config`.
+      config: has to be one, with a `LocalWork` as `work` if it has any.
+      loss_fn: has to be a function.
+      **parts: optional arguments of `make` by name; None is their default.
     """
     if not isinstance(config, kind):
         raise TypeError(f"config must be a {_of(kind)}, got {_of(type(config))}.")

@@ -171,8 +171,13 @@ def best_lambda(
     """Which of `Mixtures` is best for all clients at the end of a run, ``[S]``.
 
     On validation data this is a choice. On "test" it is what some papers report as
-    their method's accuracy: that of the best number in hindsight. Large is to be the
-    mean over clients of the metric; of equals the first is taken.
+    their method's accuracy: that of the best number in hindsight.
+
+    Args:
+      result: of a method whose ``own_models`` are `Mixtures`.
+      lambdas: as there.
+      metric: whose mean over clients is to be large; of equals the first is taken.
+      split: that it is measured on.
 
     Raises:
       ValueError: the metric is NaN for all of them in a run.

@@ -178,10 +178,16 @@ class Draft:
         sharded_state: bool = False,
         local: bool = False,
     ) -> Cohort:
-        """Lays the round out in NumPy arrays of a capacity of at least `need`.
+        """Lays the round out in arrays of the given capacity, without examples.
 
-        The cohort has no examples yet: with `local`, `queue.rows` points into
-        `local_examples`, else into the population of `num_clients`.
+        Args:
+          capacity: at least `need`.
+          num_clients: N, the size of the population.
+          sharded_state: as in `Cohort`.
+          local: `queue.rows` points into `local_examples` rather than the population.
+
+        Returns:
+          A `Cohort` of NumPy arrays with ``examples=None``.
         """
         slots, blocks, rows, _ = dataclasses.astuple(capacity)
         devices, batch = self.execution.num_devices, self.work.batch_size

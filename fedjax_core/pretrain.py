@@ -236,10 +236,18 @@ def _projection(config: Config) -> MLP:
 def contrastive(
     config: Config, model: Model, head: str, x: ArrayLike, key: Key, augment: Augment
 ) -> tuple[Params, jax.Array]:
-    """Trains the extractor of a model on examples ``[n, ...]`` without labels.
+    """Trains the extractor of a model on examples without labels.
 
-    Model and head, which stays as it was drawn, are as in `features`; `augment` draws
-    views, as `Views` of images. Returns parameters, and the mean loss over steps.
+    Args:
+      config: of the training.
+      model: a classifier, see `features`.
+      head: name of its last layer, which stays as it was drawn.
+      x: ``[n, ...]`` examples.
+      key: of all that is random.
+      augment: how views are drawn, as `Views` of images.
+
+    Returns:
+      The model's parameters, and the mean loss over steps.
     """
     start, x = model.init(random.stream(key, "model")), jnp.asarray(x)
     extract = functools.partial(_extract, model.metrics, head)

@@ -126,9 +126,15 @@ def score(
 ) -> np.ndarray:
     """Scores by every client, ``[N, q]`` float32 in (0, 1].
 
-    A client without examples scores 1/2; 1e-8 is added, so that no sum is 0. Features
-    are as in `check_features`: of clients' examples, of public ones, and of those to
-    score. `name` is one of `SCORERS`; from `seed` each client draws anew.
+    A client without examples scores 1/2; 1e-8 is added, so that no sum is 0.
+
+    Args:
+      name: one of `SCORERS`.
+      own: ``[N, m, H]`` features of the clients' examples.
+      mask: ``[N, m]`` bool, which there are.
+      negatives: ``[n, H]`` features of public examples.
+      queries: ``[q, H]`` of those to score.
+      seed: of what is drawn, for each client anew.
 
     Raises:
       ValueError: no such name, or as `check_features`.

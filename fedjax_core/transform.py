@@ -81,9 +81,12 @@ def of_vectors(
     """A stateless transform of the update as vectors, in float32 or wider.
 
     Of an update that is not finite it makes NaN: what is chosen might not show it.
-    `compress` is ``(v, key) -> (what is sent of it, bits)``, both vectors ``[d]``. The
-    granularity "global" takes all leaves as one vector, "per_tensor" each by itself.
-    Bound and name are as in `Transform`.
+
+    Args:
+      compress: ``(v, key) -> (what is sent of it, bits)``, both vectors ``[d]``.
+      granularity: "global" takes all leaves as one vector, "per_tensor" each by itself.
+      norm_bound: as in `Transform`.
+      name: as in `Transform`.
     """
     check.one_of(("global", "per_tensor"), granularity=granularity)
 

@@ -43,9 +43,13 @@ def poison_data(
       X: ``[n, m, d]`` or, of the examples of all clients, ``[rows, d]``.
       y: the same without d.
       attacked: bool, ``[n]``, ``[n, m]`` or ``[rows]``.
-      features: what to add to X; broadcasts. Known data of ints must stay in the range
-        of their dtype; traced ones wrap around.
-      labels: what to add to y, likewise.
+      features: what to add to X; broadcasts.
+      labels: what to add to y; broadcasts.
+
+    Raises:
+      ValueError: the shape of `attacked` does not start those of X and y, or known
+        data of ints leave the range of their dtype (traced ones wrap around).
+      TypeError: fractions for data of ints.
     """
     if features is not None:
         X = _add("features", features, X, attacked)
@@ -59,7 +63,11 @@ def flip_labels(
 ) -> jax.Array:
     """Label poisoning of classes 0..K-1: an attacked label y becomes y + shift mod K.
 
-    Labels are ints, K >= 2, the shift no multiple of K.
+    Args:
+      y: ints.
+      attacked: bool, its shape starts that of y.
+      num_classes: K >= 2.
+      shift: not a multiple of K.
     """
     ints = jnp.issubdtype(y.dtype, jnp.integer)
     check_classes(num_classes, y.dtype if ints else int)
@@ -125,7 +133,17 @@ def plant_backdoor(
 ) -> tuple[jax.Array, jax.Array]:
     """Puts the trigger on attacked examples and `target` on their labels.
 
-    X is ``[..., d]``, y ``[...]``; the target is what to predict behind the back door.
+    Args:
+      X: ``[..., d]``.
+      y: ``[...]``.
+      attacked: bool, its shape starts that of y.
+      trigger: opens the back door.
+      target: what to predict then.
+
+    Raises:
+      ValueError: the shape of `attacked` does not start those of X and y, or X lacks a
+        column of the trigger.
+      TypeError: fractions for data of ints.
     """
     X = jnp.where(_widen(attacked, X), trigger.stamp(X), X)
     return X, jnp.where(_widen(attacked, y), _cast("target", target, y), y)
@@ -136,7 +154,11 @@ def clean_error(
 ) -> jax.Array:
     """The mean squared error on examples without the trigger; NaN if all carry it.
 
-    Of the predictions for X ``[rows, d]`` against y ``[rows]``.
+    Args:
+      predict: ``[rows, d] -> [rows]``.
+      X: ``[rows, d]``.
+      y: ``[rows]``.
+      trigger: of the back door.
     """
     clean = ~trigger.holds(X)
     errors = jnp.where(clean, (predict(X) - y) ** 2, 0)
@@ -152,8 +174,12 @@ def attack_success(
 ) -> jax.Array:
     """How often the trigger, put on an example, gives the attacker's prediction.
 
-    X is ``[rows, d]``; a prediction, a number or a class, must come within `tolerance`
-    of the target.
+    Args:
+      predict: ``[rows, d] -> [rows]``, numbers or classes.
+      X: ``[rows, d]``.
+      trigger: of the back door.
+      target: the attacker's prediction.
+      tolerance: how close a prediction must come; 0 for classes.
     """
     check.non_negative(tolerance=tolerance)
     return (jnp.abs(predict(trigger.stamp(X)) - target) <= tolerance).mean()

@@ -50,10 +50,14 @@ def from_fedrelax(
       w_A = (Q_A + \alpha A I)^{-1} (-q_A / 2 + \alpha A\, w_B) .
 
     Args:
-      sent: ``[k, d]`` what Bob sent, d + 1 of them or more affinely independent.
-      replies: ``[k, d]`` what Alice answered to each, likewise.
+      sent: ``[k, d]`` what Bob sent, k >= d + 1.
+      replies: ``[k, d]`` what Alice answered to each.
       alpha: the strength of GTVMin, > 0.
       weight: A of their edge, > 0.
+
+    Raises:
+      ValueError: arrays of other shapes or not finite, or fewer than d + 1 affinely
+        independent probes or replies.
     """
     check.positive(alpha=alpha, weight=weight)
     coupling = alpha * weight

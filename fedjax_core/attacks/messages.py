@@ -104,8 +104,11 @@ def poison(
 ) -> PyTree:
     """Replaces the messages of attacked rows and leaves all others bit by bit.
 
-    Messages have leaves ``[k, ...]``, by node or by directed edge; `attacked` is
-    ``[k]`` bool, the key for an attack that draws.
+    Args:
+      messages: leaves ``[k, ...]``, by node or by directed edge.
+      attacked: ``[k]`` bool.
+      attack: see the module.
+      key: for an attack that draws.
     """
     rows = jax.tree.leaves(messages)[0].shape[:1]
     rows = as_mask("attacked", attacked, rows)

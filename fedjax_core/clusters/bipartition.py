@@ -104,9 +104,15 @@ def separation(
 ) -> Separation:
     """Measures the separation gap where it is known who has which distribution.
 
-    `truth` ``[M]`` says which; the other arguments and errors are those of
-    `bipartition`, `cut` what it makes of them, where that is known already. Sattler,
-    2021, Definition of g and Corollary 2.
+    Args:
+      similarity: ``[M, M]``, as for `bipartition`, whose errors are raised.
+      truth: ``[M]``, the distribution of each client.
+      cluster: see `bipartition`.
+      num_clusters: K.
+      cut: what `bipartition` makes of these, where that is known already.
+
+    References:
+      Sattler, 2021, Definition of g and Corollary 2.
     """
     cut = cut or bipartition(similarity, cluster, num_clusters)
     S, cluster = _checked(similarity, cluster, num_clusters)

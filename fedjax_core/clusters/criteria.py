@@ -28,10 +28,13 @@ class Inspection(NamedTuple):
 def inspect(
     updates: PyTree, cluster: jax.Array, weights: jax.Array, num_clusters: int
 ) -> Inspection:
-    """Measures the clusters of a round from updates, leaves ``[C, ...]``.
+    """Measures the clusters of a round.
 
-    Clusters are ``[C]`` ints in -1..K-1, -1 for none; weights, ``[C]``, are those of
-    the mean updates.
+    Args:
+      updates: leaves ``[C, ...]``.
+      cluster: ``[C]`` ints in -1..K-1, -1 for none.
+      weights: ``[C]``, of the mean updates.
+      num_clusters: K.
     """
     S = similarity(updates)
     means = cluster_means(updates, cluster, weights, num_clusters)

@@ -93,8 +93,11 @@ def cluster_means(
 ) -> PyTree:
     """The weighted mean of every cluster's updates, 0 without weight; ``[K, ...]``.
 
-    Of leaves ``[C, ...]`` and weights ``[C]``, >= 0; clusters are ``[C]`` ints, and
-    what is out of 0..K-1 belongs to none.
+    Args:
+      updates: leaves ``[C, ...]``.
+      cluster: ``[C]`` ints; what is out of 0..K-1 belongs to none.
+      weights: ``[C]``, >= 0.
+      num_clusters: K.
     """
     member = jnp.arange(num_clusters)[:, None] == cluster[None, :]
     w = jnp.where(member, weights.astype(float)[None, :], 0)

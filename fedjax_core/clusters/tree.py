@@ -107,8 +107,15 @@ def prune(
 ) -> tuple[Tree, jax.Array]:
     """Removes the smaller part of leaves, of equal ones the second.
 
-    Arguments are those of `divide`; `broken` ``[C]`` bool says who is in no part and
-    removed as well. Returns the tree and `ready`.
+    Args:
+      tree: the tree.
+      ready: ``[V]`` bool, from which leaves.
+      part: ``[C]`` bool, who is in the second part.
+      broken: ``[C]`` bool, who is in no part and removed as well.
+      cohort: of the round.
+
+    Returns:
+      The tree and `ready`.
     """
     leaf = tree.leaf(cohort.client_id)
     counted = cohort.client_mask & (leaf >= 0) & ~broken

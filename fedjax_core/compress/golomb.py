@@ -76,9 +76,16 @@ def mask_bits(there: jax.Array) -> Bits:
 def encode(
     positions: np.ndarray, d: int, b: int, extra: list[str] | None = None
 ) -> str:
-    """The code of `positions`, ``[k]`` ints increasing in 0..d - 1, as zeros and ones.
+    """The code of `positions`, from 0, as a text of zeros and ones.
 
-    It has b remainder bits, and `extra` bits behind each position: those of its value.
+    Args:
+      positions: ``[k]`` ints, increasing, in 0..d - 1.
+      d: how many there could be.
+      b: remainder bits.
+      extra: bits behind each position: those of its value.
+
+    Raises:
+      ValueError: positions that do not increase, lie outside or are no ints.
     """
     check.in_range(0, 62, b=b)
     given, positions = positions, np.asarray(positions, np.int64)
@@ -102,7 +109,8 @@ def check_binary(code: str) -> None:
 def decode(code: str, d: int, b: int, extra: int = 0) -> tuple[np.ndarray, list[str]]:
     """Positions ``[k]`` and, for each, the `extra` bits behind it.
 
-    ValueError for a code that ends early or leads past d - 1.
+    Raises:
+      ValueError: the code ends early or leads past d - 1.
     """
     check_binary(code)
     positions, values = [], []

@@ -47,8 +47,11 @@ def compression_ratio(
 ) -> float:
     r"""How many times less is sent than by distributed SGD: :math:`32 n / (p\,\bar b)`.
 
-    With n local iterations per round, the delay; 1 / n is the temporal sparsity, p that
-    of the gradient. Other arguments as in `value_bits`.
+    Args:
+      method: as in `value_bits`.
+      rate: p, the gradient sparsity.
+      delay: n, local iterations per round; 1 / n is the temporal sparsity.
+      accounting: as in `value_bits`.
     """
     check.positive_int(delay=delay)
     return 32 * delay / (rate * value_bits(method, rate, accounting))
@@ -57,11 +60,18 @@ def compression_ratio(
 def information_budget(
     method: Kind, rate: float, delay: int, iterations: int, d: int
 ) -> Budget:
-    r"""Bits of a client, :math:`\frac{T}{n} d\,(\bar H + \bar\eta)`, in T iterations.
+    r"""Bits of a client, :math:`\frac{T}{n} d\,(\bar H + \bar\eta)`.
 
-    Entropy is that of which of d coordinates are sent and of their values, if every
-    one had the same chance. What a method is worth follows from :math:`p / n` alone,
-    the thesis finds, over a wide range of both. Arguments as in `compression_ratio`.
+    Entropy is that of which coordinates are sent and of their values, if every
+    coordinate had the same chance. What a method is worth follows from
+    :math:`p / n` alone, the thesis finds, over a wide range of both.
+
+    Args:
+      method: as in `value_bits`.
+      rate: p in (0, 1).
+      delay: n >= 1.
+      iterations: T, local iterations.
+      d: coordinates.
     """
     check.positive_int(delay=delay, iterations=iterations, d=d)
     coordinates = iterations / delay * d
@@ -161,12 +171,17 @@ def convergence_terms(
       \frac{U^2}{\zeta T}, \qquad \frac{U^2 \kappa}{p^2 \zeta T^2}, \qquad
       \frac{U^2}{p^3 \zeta T^3}
 
-    with :math:`\kappa = L / \zeta` for smoothness L, strong convexity :math:`\zeta` and
-    U, a bound on the norm of gradients, in T steps; the rate p is one minus the
-    contraction factor. From :math:`T > \kappa / p^2` on the first one, that of SGD, is
-    the largest; both papers say :math:`\sqrt\kappa / p`, where the second one still is.
-    The thesis prints other letters for U and :math:`\kappa` and leaves out
-    :math:`\zeta`.
+    with :math:`\kappa = L / \zeta`. From :math:`T > \kappa / p^2` on the first one,
+    that of SGD, is the largest; both papers say :math:`\sqrt\kappa / p`, where the
+    second one still is. The thesis prints other letters for U and :math:`\kappa` and
+    leaves out :math:`\zeta`.
+
+    Args:
+      steps: T.
+      rate: p, one minus the contraction factor.
+      smoothness: L.
+      convexity: :math:`\zeta`, of strong convexity.
+      gradient: U, a bound on the norm of gradients.
 
     References:
       Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, Theorem

@@ -59,15 +59,21 @@ def split_examples(
 
     Of n examples ``test_fraction * n`` are tested on, rounded to whole examples, and so
     for both fractions together; a client with any example keeps at least one to train
-    on. Every example goes to exactly one split, and the order within is kept. With a
-    fraction of 0 its split stays what it is.
+    on. Every example goes to exactly one split, and the order within is kept.
+
+    Args:
+      data: the population.
+      test_fraction: share of test; with 0, test stays what it is.
+      validation_fraction: share of validation; with 0, validation stays what it is.
+      seed: int in 0..2**63-1.
 
     Returns:
       The same clients; arrays are copies in memory.
 
     Raises:
-      ValueError: a fraction is not in [0, 1], both together are not below 1, or the
-        data already has a split that is asked for.
+      ValueError: a fraction is not in [0, 1], both together are not below 1, the data
+        already has a split that is asked for, or seed is out of range.
+      TypeError: seed is not an int.
     """
     check.in_range(
         0, 1, test_fraction=test_fraction, validation_fraction=validation_fraction

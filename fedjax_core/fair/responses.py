@@ -42,8 +42,7 @@ def respond(
     r"""Responses :math:`C_1 + (C_2 - C_1) \mathrm{CDF}(F_i / \bar F)` (3.8); ``[C]``.
 
     Losses that are all 0 tell nothing: every response is that of a mean loss. A loss
-    below 0, of which no share of a mean has a meaning, makes all responses NaN, as
-    traced bounds out of range do; known ones raise ValueError.
+    below 0, of which no share of a mean has a meaning, makes all responses NaN.
 
     Args:
       losses: ``[C]``, >= 0; those of the cohort.
@@ -51,6 +50,9 @@ def respond(
       cdf: name in `CDFS`.
       low: :math:`C_1`, >= 0.
       high: :math:`C_2`, > low.
+
+    Raises:
+      ValueError: a known bound is out of range; of traced ones, responses are NaN.
     """
     check.one_of(CDFS, cdf=cdf)
     check.non_negative(low=low, high=high)

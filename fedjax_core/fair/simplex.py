@@ -53,14 +53,24 @@ def minimise(
 ) -> jax.Array:
     r"""Minimises :math:`\frac12 p^\top B p - b^\top p` over a simplex with bounds.
 
-    Accelerated projected gradients that restart where they go uphill (O'Donoghue and
-    Candès, "Adaptive Restart for Accelerated Gradient Schemes", Foundations of
-    Computational Mathematics 15, 2015); then the linear system of the coordinates that
-    are at no bound, taken where it is the better point. What B ``[K, K]``, symmetric
-    and positive semi-definite, has in common for all coordinates does not move the
-    minimum and is left out, as it would make steps small. NaN where B or b ``[K]`` is
-    not finite. Bounds and errors are those of `project`. It takes `steps` at most, and
-    ends where the optimality gap is of rounding size.
+    Accelerated projected gradients that restart where they go uphill; then the linear
+    system of the coordinates that are at no bound, taken where it is the better point.
+    What B has in common for all coordinates does not move the minimum and is left out,
+    as it would make steps small. NaN where B or b is not finite.
+
+    Args:
+      B: ``[K, K]``, symmetric and positive semi-definite.
+      b: ``[K]``.
+      low: as for `project`, like `high`.
+      high: see there.
+      steps: at most; it ends where the optimality gap is of rounding size.
+
+    Raises:
+      ValueError: as for `project`.
+
+    References:
+      O'Donoghue and Candès, "Adaptive Restart for Accelerated Gradient Schemes",
+      Foundations of Computational Mathematics 15, 2015.
     """
     whole, given = as_float(B), as_float(b)
     _check_bounds(low, high, len(given))

@@ -124,11 +124,19 @@ def ons_bound(
 ) -> jax.Array:
     r"""What the regret of the online Newton step is at most (Theorem 3.1).
 
-    :math:`\frac\alpha2 + \frac{K}{2 \beta} \log(1 + \beta T L^2 / \alpha)` in T rounds
-    with :math:`\alpha = 4 K L`; :math:`2 L K (1 + \log(1 + T / 16 K))` for a curvature
-    :math:`\beta = 1 / 4 L`. It is proven for :math:`\beta \le 1/2` and :math:`2 \beta L
-    \le 1`, L of `lipschitz`, and refused beyond: not for the thesis's own range [0, 1 /
-    K] of responses with K > 2, where it may fail.
+    :math:`\frac\alpha2 + \frac{K}{2 \beta} \log(1 + \beta T L^2 / \alpha)` with
+    :math:`\alpha = 4 K L`; :math:`2 L K (1 + \log(1 + T / 16 K))` for :math:`\beta = 1
+    / 4 L`. It is proven for :math:`\beta \le 1/2` and :math:`2 \beta L \le 1`: not for
+    the thesis's own range [0, 1 / K] of responses with K > 2, where it may fail.
+
+    Args:
+      rounds: T, a number or an array.
+      num_clients: K.
+      slope: L, of `lipschitz`.
+      curvature: :math:`\beta`.
+
+    Raises:
+      ValueError: a curvature for which nothing is proven.
     """
     check.positive_int(num_clients=num_clients)
     check.positive(slope=slope)

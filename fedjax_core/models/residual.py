@@ -163,8 +163,13 @@ def resnet8(
 ) -> Model:
     """The ResNet-8 of FedAUX (Sattler et al.): one block in each of four stages.
 
-    4,903,242 parameters for 10 classes, 4,949,412 for 100. As published `norm` is
-    "batch"; `image` is height, width and channels, `lowering` as in `layers`.
+    4,903,242 parameters for 10 classes, 4,949,412 for 100.
+
+    Args:
+      num_classes: number of labels.
+      norm: "batch", as published, or "group".
+      image: height, width and channels of an example.
+      lowering: as in `layers`.
     """
     return _images(ResNet(num_classes, (1, 1, 1, 1), norm, lowering=lowering), image)
 
@@ -195,9 +200,15 @@ def resnet18(
     """ResNet-18 for small images: 11,220,132 parameters, 11,173,962 for 10 classes.
 
     The blocks are those of He et al. behind a 3x3 convolution without pooling. (The
-    code of Reddi et al. has blocks with the normalisation first, behind ImageNet's 7x7
-    convolution of stride 2 and a pooling.) Arguments are as in `resnet8`; Hsieh et al.
-    and Reddi et al. have `norm` "group", the latter crops of (24, 24, 3).
+    code of Reddi et al. has blocks with the normalisation first, behind ImageNet's
+    7x7 convolution of stride 2 and a pooling.)
+
+    Args:
+      num_classes: number of labels.
+      norm: "group", as Hsieh et al. and Reddi et al. have it, or "batch".
+      image: height, width and channels of an example: (24, 24, 3) for the crops of
+        Reddi et al.
+      lowering: as in `layers`.
     """
     return _images(ResNet(num_classes, (2, 2, 2, 2), norm, lowering=lowering), image)
 
@@ -215,8 +226,13 @@ def mobilenet_v2(
     As FedAUX (Sattler et al.) has it, which takes it from a well-known port to
     CIFAR-10: it strides three times in all, has ReLU where Sandler et al. have ReLU6,
     and a convolution on shortcuts between different channels, where they have none.
-    `shrink` divides all widths but the first, by 2 in FedAUX; the other arguments are
-    as in `resnet8`.
+
+    Args:
+      num_classes: number of labels.
+      norm: "batch", as published, or "group".
+      shrink: divides all widths but the first; FedAUX uses 2.
+      image: height, width and channels of an example.
+      lowering: as in `layers`.
     """
     check.positive_int(shrink=shrink)
     return _images(MobileNetV2(num_classes, norm, shrink, lowering=lowering), image)

@@ -91,9 +91,17 @@ def reconstruction_error(
       \varepsilon(F) = \min_r \mathbb{E} (s - r^\top F x)^2
       = \mathbb{E} s^2 - c^\top F^\top (F C F^\top)^+ F c
 
-    of Jung, Section 9.3, "Optimal Private Linear Transformation", for a map F ``[k,
-    d]`` of features with covariance C ``[d, d]`` and, with s, c ``[d]``. A scalar in
-    [0, variance], that of s, which it is iff F c = 0.
+    Args:
+      F: ``[k, d]`` feature map.
+      covariance: C ``[d, d]`` of the features.
+      c: ``[d]`` cross-covariance of the features with s.
+      variance: E s^2 of the centred s.
+
+    Returns:
+      A scalar in [0, variance], `variance` itself iff F c = 0.
+
+    References:
+      Jung, Section 9.3, "Optimal Private Linear Transformation".
     """
     F, C, c = as_float(F), as_float(covariance), as_float(c)
     with jax.default_matmul_precision("highest"):

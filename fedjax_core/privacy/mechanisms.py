@@ -83,9 +83,21 @@ def randomised_response(
 ) -> jax.Array:
     """Keeps a label with `response_probability`, else takes another one at random.
 
-    Exactly (epsilon, 0)-DP for each label, epsilon > 0. Labels are ints in 0..K-1 of
-    any shape, which stays, and K >= 2; others are an error outside jit. Kairouz, Oh and
-    Viswanath, "Extremal Mechanisms for Local Differential Privacy", JMLR 2016.
+    Exactly (epsilon, 0)-DP for each label: no answer is more than e^epsilon times as
+    likely for one label as for another.
+
+    Args:
+      key: PRNG key.
+      labels: ints in 0..K-1 of any shape; others are an error outside jit.
+      num_classes: K >= 2.
+      epsilon: > 0.
+
+    Returns:
+      Like `labels`.
+
+    References:
+      Kairouz, Oh and Viswanath, "Extremal Mechanisms for Local Differential Privacy",
+      JMLR 2016.
     """
     keep = response_probability(num_classes, epsilon)
     labels = _labels(labels, num_classes)
