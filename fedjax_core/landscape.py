@@ -54,7 +54,12 @@ class Plane(NamedTuple):
 
 
 def plane(first: PyTree, second: PyTree, third: PyTree) -> Plane:
-    """The plane through three models, trained parameters alone, computed in float64.
+    """The plane through three models, computed in float64.
+
+    Args:
+      first: trained parameters.
+      second: of the same structure, as is `third`.
+      third: see there.
 
     Raises:
       ValueError: the three lie on a line.
@@ -104,7 +109,10 @@ def _values(
 def width(values: ArrayLike, cell: float, within: float) -> float:
     """How wide a minimum is: the area where the loss is at most so far above the least.
 
-    Of `values` ``[Y, X]``, where a point of the grid stands for the area `cell`.
+    Args:
+      values: ``[Y, X]``, of `landscape`.
+      cell: area that a point of the grid stands for.
+      within: > 0, in units of the loss.
     """
     values = np.asarray(values)
     return float(cell * np.sum(values <= np.nanmin(values) + within))
@@ -117,8 +125,14 @@ def barrier(lambdas: ArrayLike, losses: ArrayLike) -> np.ndarray:
 
       \max_\lambda L(\lambda) - (1 - \lambda) L(0) - \lambda L(1)
 
-    It is 0 at least, since ends count, and 0 where the loss is convex. Of `losses`
-    ``[..., K]`` at `lambdas` ``[K]`` it is ``[...]``.
+    It is 0 at least, since ends count, and 0 where the loss is convex.
+
+    Args:
+      lambdas: ``[K]``, from 0 to 1.
+      losses: ``[..., K]``.
+
+    Returns:
+      ``[...]``.
 
     Raises:
       ValueError: lambdas that do not begin with 0 and end with 1.

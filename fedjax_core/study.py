@@ -269,9 +269,14 @@ class _Job(NamedTuple):
 
 
 def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outcome:
-    """Runs what is not there yet of a study in its folder `out`, and reads what is.
+    """Runs what is not there yet of a study, and reads what is.
 
     A cell that fails is a row with its error, and is tried again by the next call.
+
+    Args:
+      study: what to run.
+      out: its folder, new or of the same study.
+      progress: whether to show a bar.
 
     Raises:
       KeyboardInterrupt: with a message that says how to go on. Runs are kept up to

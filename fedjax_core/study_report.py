@@ -67,8 +67,11 @@ def sign_flip(differences: np.ndarray) -> float:
 def verdict_of(differences: np.ndarray, level: float = 0.05) -> str:
     """Whether an ordering is "held", "not held" or "undecided", by `sign_flip`.
 
-    "not held" where the opposite is significant; `level` is that of either direction,
-    and the differences ``[S]`` are by how much the better one is better, by seeds.
+    "not held" where the opposite is significant.
+
+    Args:
+      differences: by how much the better one is better, ``[S]``, by seeds.
+      level: of `sign_flip`, in each direction.
     """
     d = np.asarray(differences)
     if sign_flip(d) <= level:
@@ -272,7 +275,9 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
 def write(outcome: Outcome, more: Sequence[Table] = ()) -> Path:
     """Writes table.csv, table.md, figures/ and report.html; returns the last one.
 
-    The page begins with `more` tables, also in more.csv, a line for each cell.
+    Args:
+      outcome: to be shown.
+      more: tables that the page begins with, also in more.csv, a line for each cell.
     """
     out, lines = outcome.out, records(outcome)
     page = out / "report.html"

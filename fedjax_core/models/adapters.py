@@ -62,8 +62,12 @@ def language_model(module: nn.Module, length: int, pad: int = 0) -> Model:
     """A flax module as a model of the next token at every position.
 
     An example is a piece of text: `x` [B, length] its tokens, `y` [B, length] the token
-    after each, int32, and the module makes logits [B, length, num_tokens]. Targets that
-    are `pad`, which fills up pieces, are not scored, see `next_token`.
+    after each, int32. Targets that are `pad` are not scored, see `next_token`.
+
+    Args:
+      module: maps `x` to logits [B, length, num_tokens].
+      length: tokens of a piece.
+      pad: the token that fills up pieces.
 
     Raises:
       ValueError, TypeError: `length` is not an int >= 1.
@@ -97,8 +101,12 @@ def from_linen(module: nn.Module, example: Example, task: Task) -> Model:
     Collections other than "params" (batch statistics, counters) are running statistics
     of a `Stateful`. A ``__call__`` with an argument `train`, `training` or
     `deterministic` is told through it whether it trains; dropout draws from the key of
-    the step. The module maps `x` [B, ...] to outputs [B, ...]; `example` and `task` are
-    as in `from_functions`.
+    the step.
+
+    Args:
+      module: maps `x` [B, ...] to outputs [B, ...].
+      example: shape and dtype of one example's `x`.
+      task: what the outputs are for.
     """
     names = inspect.signature(type(module).__call__).parameters
 
@@ -132,9 +140,12 @@ def from_nnx(
 
     Variables other than `nnx.Param` and the state of random streams are running
     statistics of a `Stateful`; parameters are named by their path, as in
-    "layers/0/kernel". Streams start anew from the key of every step. `make` draws a
-    module that maps `x` [B, ...] to outputs [B, ...]; `example` and `task` are as in
-    `from_functions`.
+    "layers/0/kernel". Streams start anew from the key of every step.
+
+    Args:
+      make: rngs -> module, which maps `x` [B, ...] to outputs [B, ...].
+      example: shape and dtype of one example's `x`.
+      task: what the outputs are for.
     """
 
     def split(module: nnx.Module) -> Any:

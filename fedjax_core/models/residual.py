@@ -181,8 +181,12 @@ def resnet10(
 
     ResNet-8 of FedAUX by another count of layers, with Swish in the place of ReLU,
     group normalisation and a last layer of spectral norm 1: 4,903,242 parameters for
-    colour images of 10 classes. `channels` are those of the first stage, fewer for a
-    narrow one, `lowering` is as in `layers`.
+    colour images of 10 classes.
+
+    Args:
+      num_classes: number of labels.
+      channels: of the first stage, fewer for a narrow one.
+      lowering: as in `layers`.
     """
     check.positive_int(num_classes=num_classes, channels=channels)
     return ResNet(

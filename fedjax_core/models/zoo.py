@@ -112,8 +112,12 @@ def mlp(
 ) -> Model:
     """A multilayer perceptron; by default the 2NN of McMahan et al. (2017), Section 3.
 
-    The 2NN ("TwoNN") on MNIST, 784 features and 10 classes, has 199,210 parameters. `x`
-    is [B, num_features], `hidden` the widths of hidden layers, all followed by a ReLU.
+    The 2NN ("TwoNN") on MNIST, 784 features and 10 classes, has 199,210 parameters.
+
+    Args:
+      num_features: `x` is [B, num_features].
+      num_classes: number of labels.
+      hidden: widths of the hidden layers, all followed by a ReLU.
     """
     _check_sizes(hidden, num_classes=num_classes)
     return classifier(MLP(num_classes, tuple(hidden)), (num_features,))
@@ -152,8 +156,12 @@ def two_cnn(
     """The CNN of McMahan et al. (2017), Section 3, "TwoCNN" in later papers.
 
     Two 5x5 convolutions (32 and 64 channels) with padding and pooling, a hidden layer
-    of 512: 1,663,370 parameters on MNIST, 2,156,490 on CIFAR-10. `image` is height,
-    width and channels of an example, `lowering` as in `layers`.
+    of 512: 1,663,370 parameters on MNIST, 2,156,490 on CIFAR-10.
+
+    Args:
+      num_classes: number of labels.
+      image: height, width and channels of an example.
+      lowering: as in `layers`.
     """
     check.positive_int(num_classes=num_classes)
     module = CNN(num_classes, ((32,), (64,)), (512,), (5, 5), "SAME", lowering=lowering)
