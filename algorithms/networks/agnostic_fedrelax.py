@@ -55,11 +55,8 @@ def least_squares(
 ) -> Family:
     """Models linear in features; parameters ``[k, p]``.
 
-    Args:
-      nodes: ``[k]``.
-      features: ``[rows, d]`` to ``[rows, p]``.
-      ridge: strength of a penalty ||w||^2, >= 0; of several minimisers the one of least
-        norm is taken.
+    `features` maps ``[rows, d]`` to ``[rows, p]``, and `ridge` >= 0 is the strength of
+    a penalty ||w||^2; of several minimisers the one of least norm is taken.
     """
     check.non_negative(ridge=ridge)
 
@@ -82,11 +79,8 @@ def gradient_descent(
 ) -> Family:
     """Differentiable models, fitted by some gradient steps from where they are.
 
-    Args:
-      nodes: ``[k]``.
-      predict: as in `Family`.
-      eta: learning rate on the weighted sum of squared errors, > 0.
-      steps: per round, >= 1.
+    `predict` is as in `Family`, eta > 0 the rate on the weighted sum of squared errors,
+    `steps` >= 1 those of a round.
     """
     check.positive(eta=eta)
     check.positive_int(steps=steps)
@@ -125,10 +119,6 @@ def make(
       test: ``[E, m', d]``, the test set of every edge, or ``[m', d]`` for all.
       alpha: strength of GTVMin, >= 0.
       mask: ``[n, m]`` bool, the rows that exist; a node may have none.
-
-    Raises:
-      ValueError: alpha is out of range, a node is in no family or in two, or arrays
-        have other shapes: an edge without a test set, say.
     """
     check.non_negative(alpha=alpha)
     n = graph.num_nodes
@@ -162,11 +152,10 @@ def make(
 
     def update(W, S, t, key):
         del t, key
+        parts = zip(families, W, nodes, inboxes, strict=True)
         return tuple(
             jax.vmap(family.fit)(params, *_points(S, ids, inbox))
-            for family, params, ids, inbox in zip(
-                families, W, nodes, inboxes, strict=True
-            )
+            for family, params, ids, inbox in parts
         )
 
     def _points(S, ids, inbox):
@@ -174,12 +163,11 @@ def make(
         edge = graph.edge.at[inbox].get(mode="fill", fill_value=0)
         weight = graph.weight[graph.edge].at[inbox].get(mode="fill", fill_value=0)
         weight = jnp.asarray(alpha, X.dtype) * weight.astype(X.dtype) / size
-        k, d = len(ids), X.shape[2]
+        shape = len(ids), -1
+        theirs = S.at[inbox].get(mode="fill", fill_value=0).reshape(shape)
         return (
-            jnp.concatenate([X[ids], test[edge].reshape(k, -1, d)], 1),
-            jnp.concatenate(
-                [y[ids], S.at[inbox].get(mode="fill", fill_value=0).reshape(k, -1)], 1
-            ),
+            jnp.concatenate([X[ids], test[edge].reshape(*shape, X.shape[2])], 1),
+            jnp.concatenate([y[ids], theirs], 1),
             jnp.concatenate([own[ids], jnp.repeat(weight, size, 1)], 1),
         )
 
@@ -209,15 +197,7 @@ def make_linear(
     e_d as test set it is `fedrelax.make_quadratic`. Where the matrix is singular the
     minimiser of least norm is taken.
 
-    Args:
-      graph: the network.
-      Q: ``[n, d, d]``.
-      q: ``[n, d]``.
-      test: ``[E, m', d]``, the test set of every edge, or ``[m', d]`` for all.
-      alpha: >= 0.
-
-    Raises:
-      ValueError: alpha is out of range, or arrays have other shapes.
+    Q is ``[n, d, d]``, q ``[n, d]``, alpha >= 0, and `test` as for `make`.
     """
     check.non_negative(alpha=alpha)
     Q, q = quadratic_shapes(Q, q, graph.num_nodes)
@@ -253,11 +233,12 @@ def make_linear(
         del W, t, key
         return alone + (jnp.einsum("ndm,nm->nd", gain, S) if shared else S)
 
+    if shared:
+        return Operator(graph, update, emit=emit)
+
     def back(graph, messages):
         return message_sum(graph, jnp.einsum("ldm,lm->ld", gain, messages))
 
-    if shared:
-        return Operator(graph, update, emit=emit)
     return Operator(graph, update, emit=emit, aggregate=back, by_edge=True)
 
 

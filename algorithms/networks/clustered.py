@@ -11,6 +11,8 @@ is nearly constant on well connected node sets C:
   \lVert \varepsilon_i \rVert^2 + 2 \alpha\, \partial C
   \bigl(\lVert \bar w_C \rVert^2 + R^2\bigr) \Bigr]
 
+Arguments of other shapes and out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 6.2, Prop. 6.1 (148).
 """
@@ -25,7 +27,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_mask
 from fedjax_core.linalg import least_norm_solve
-from fedjax_core.networks.graph import Graph, edge_diff
+from fedjax_core.networks.graph import Graph, check_shapes, edge_diff
 from fedjax_core.networks.iterate import block_norms
 from fedjax_core.networks.oracles import Quadratic
 from fedjax_core.networks.projections import check_clusters
@@ -53,9 +55,6 @@ def cluster_nodes(
 
     Returns:
       ``[n]`` int32, the cluster of every node.
-
-    Raises:
-      ValueError: k is not in 1..n, or Z is not finite or no matrix.
     """
     z = np.asarray(Z)
     if z.ndim != 2 or not np.isfinite(z).all():
@@ -96,15 +95,11 @@ def pool(
 
     Returns:
       ``[C, d]``.
-
-    Raises:
-      ValueError: a cluster out of range, or an array of another length.
     """
     n = stats.q.shape[0]
     check_clusters(cluster, n, num_clusters)
     by_node = jnp.ones(n) if weight is None else jnp.asarray(weight)
-    if by_node.shape != (n,):
-        raise ValueError(f"weight must have shape ({n},), got {by_node.shape}.")
+    check_shapes(f"({n},)", weight=by_node)
     by_node = by_node.astype(stats.q.dtype)
     cluster = jnp.asarray(cluster)
     Q = jax.ops.segment_sum(by_node[:, None, None] * stats.Q, cluster, num_clusters)
@@ -115,12 +110,7 @@ def pool(
 def boundary_weight(graph: Graph, members: ArrayLike) -> jax.Array:
     """The weight of all edges between a node set and the rest, the boundary of C.
 
-    Args:
-      graph: the network.
-      members: ``[n]`` bool, the nodes of C. The boundary of one node is its degree.
-
-    Raises:
-      ValueError: members is not bool or has another shape.
+    C are the `members`, ``[n]`` bool. The boundary of one node is its degree.
     """
     inside = as_mask("members", members, (graph.num_nodes,))
     return jnp.sum(jnp.where(inside[graph.head] != inside[graph.tail], graph.weight, 0))
@@ -129,8 +119,7 @@ def boundary_weight(graph: Graph, members: ArrayLike) -> jax.Array:
 def induced(graph: Graph, members: ArrayLike) -> Graph:
     """The graph of some nodes and the edges among them, nodes renumbered in order.
 
-    Raises:
-      ValueError: no node is left, or members is not bool or has another shape.
+    Raises ValueError where no node is left.
     """
     inside = np.asarray(as_mask("members", members, (graph.num_nodes,)))
     number = np.cumsum(inside) - 1
@@ -156,18 +145,10 @@ def cluster_deviation_bound(
     errors. With all nodes as one cluster it is Prop. 3.1. What the boundary adds does
     not fall with alpha.
 
-    Args:
-      graph: the network.
-      members: ``[n]`` bool, the cluster, whose induced graph is connected.
-      alpha: > 0, the strength of GTVMin.
-      lam2: second smallest Laplacian eigenvalue of ``induced(graph, members)``, > 0.
-      mean_square: ``[n]``, of the noise at every node, ||e_i||^2 / m_i.
-      model: ``[d]``, the true parameters of the cluster.
-      W: ``[n, d]``, the solution, of which the rows outside the cluster count.
-
-    Raises:
-      ValueError: alpha or lam2 is not > 0, or members is not bool or has another
-        shape.
+    The cluster, of `members` ``[n]`` bool and learnt at alpha > 0, has an induced graph
+    with a second smallest Laplacian eigenvalue lam2 > 0; `mean_square` ``[n]`` is that
+    of the noise at every node, ||e_i||^2 / m_i, `model` ``[d]`` the true parameters, W
+    ``[n, d]`` the solution, of which the rows outside the cluster count.
     """
     check.positive(alpha=alpha, lam2=lam2)
     inside = as_mask("members", members, (graph.num_nodes,))
@@ -182,13 +163,8 @@ def n_clusters(graph: Graph, W: PyTree, tol: float) -> int:
     r"""How many node sets share their parameters, along the edges of the network.
 
     Counts the components that edges of positive weight with
-    :math:`\lVert w_i - w_j \rVert \le tol` leave. Along growing alpha it falls from n
-    to the number of components of the graph.
-
-    Args:
-      graph: the network.
-      W: leaves ``[n, ...]``, concrete.
-      tol: >= 0.
+    :math:`\lVert w_i - w_j \rVert \le tol` leave, for known W ``[n, ...]`` and tol >=
+    0. Along growing alpha it falls from n to the number of components of the graph.
     """
     check.non_negative(tol=tol)
     near = block_norms(edge_diff(graph, W)) <= tol

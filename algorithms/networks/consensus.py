@@ -35,18 +35,12 @@ def average(
     eta: Rate | None = None,
     record: Callable[[PyTree], Any] | None = None,
 ) -> tuple[PyTree, Any]:
-    r"""Runs consensus from y.
+    r"""Runs consensus from y ``[n, ...]``, what every node measured.
 
-    Args:
-      graph: the network; each component averages for itself.
-      y: leaves ``[n, ...]``, what every node measured.
-      rounds: steps, each sending every vector once along every edge, both ways.
-      eta: below :math:`2 / \lambda_n`, see `check_rate` and `best_rate`; by default
-        1 / (2 d_max), which is safe on every graph.
-      record: as for `iterate.iterate`.
-
-    Returns:
-      The last state and what was recorded.
+    Each component averages for itself. A step sends every vector once along every edge,
+    both ways. eta should be below :math:`2 / \lambda_n`, see `check_rate` and
+    `best_rate`; by default it is 1 / (2 d_max), which is safe on every graph. Returns
+    the last state and what was recorded, see `iterate.iterate`.
     """
     if eta is None:
         most = jnp.max(degree(graph))
@@ -69,11 +63,9 @@ def best_rate(lam2: ArrayLike, lamn: ArrayLike) -> jax.Array:
 
 
 def check_rate(eta: ArrayLike, lamn: float) -> None:
-    r"""Raises ValueError unless :math:`0 < \eta < 2 / \lambda_n`.
+    r"""Raises ValueError unless :math:`0 < \eta < 2 / \lambda_n`, for all of several.
 
-    Args:
-      eta: one rate or several.
-      lamn: the largest eigenvalue of L_G or a bound of it, such as 2 d_max.
+    `lamn` may be a bound of the largest eigenvalue of L_G, such as 2 d_max.
     """
     # L_G is the gradient of u' (L_G / 2) u.
     check_gradient_rate(eta, lamn / 2)

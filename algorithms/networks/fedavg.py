@@ -51,10 +51,7 @@ def make(
       clients: how many nodes take part in a round, drawn uniformly without
         replacement; or which ones, in every round; None is all.
       weights: "uniform" counts every client once, "samples" by `num_samples`.
-      num_samples: m_i ``[n]``, > 0.
-
-    Raises:
-      ValueError: an argument is out of range, or weights and num_samples disagree.
+      num_samples: m_i ``[n]``, > 0; with "samples" only.
     """
     check.one_of(("uniform", "samples"), weights=weights)
     if (weights == "samples") != (num_samples is not None):
@@ -78,8 +75,7 @@ def subset(num_nodes: int, clients: int | Sequence[int] | None):
     if clients is None:
         return None
     if isinstance(clients, int | np.integer):
-        if not 1 <= clients <= num_nodes:
-            raise ValueError(f"clients must be in [1, {num_nodes}], got {clients}.")
+        check.in_range(1, num_nodes, clients=clients)
 
         def select(t, key):
             del t
@@ -95,5 +91,5 @@ def subset(num_nodes: int, clients: int | Sequence[int] | None):
         raise ValueError(
             f"clients must be different nodes in 0..{num_nodes - 1}, got {clients!r}."
         )
-    mask = jnp.zeros(num_nodes, bool).at[ids].set(True)
+    mask = jnp.asarray(np.isin(np.arange(num_nodes), ids), bool)
     return lambda t, key: mask

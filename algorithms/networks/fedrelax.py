@@ -16,11 +16,11 @@ References:
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
+import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float, by_row
+from fedjax_core.arrays import as_float, by_row, is_known
 from fedjax_core.linalg import least_norm_solve, pulled_inverse
 from fedjax_core.networks.coupling import coupled_inverse
 from fedjax_core.networks.graph import Graph, degree
@@ -29,12 +29,7 @@ from fedjax_core.networks.oracles import Losses, check_quadratic, quadratic_shap
 
 
 def make(graph: Graph, losses: Losses, *, alpha: ArrayLike) -> Operator:
-    """Builds FedRelax for any losses with a proximal operator.
-
-    Args:
-      graph: the network, without isolated nodes.
-      losses: the local losses.
-      alpha: strength of GTVMin, > 0.
+    """Builds FedRelax for any losses with a proximal operator, and alpha > 0.
 
     Raises:
       ValueError: alpha is out of range, or a node has no neighbour: it has no mean to
@@ -42,7 +37,7 @@ def make(graph: Graph, losses: Losses, *, alpha: ArrayLike) -> Operator:
     """
     check.positive(alpha=alpha)
     by_node = degree(graph)
-    if not isinstance(by_node, Tracer) and not (by_node > 0).all():
+    if is_known(by_node) and not np.asarray(by_node > 0).all():
         raise ValueError(
             f"graph must not have isolated nodes, has node {int(by_node.argmin())}."
         )
@@ -60,16 +55,11 @@ def make_quadratic(
 ) -> Operator:
     r"""Builds FedRelax for the losses w'Q_i w + q_i'w, on W ``[n, d]``.
 
-    The update is :math:`(Q_i + \alpha \deg_i I)^{-1} (-q_i/2 + \alpha \sum_j A_{ij}
-    w_j)`, factored once. A node without neighbours, or every node when alpha is 0, goes
-    to its local minimiser, the one of least norm where Q_i is singular. (Dividing by
-    its degree, as the book does, leaves it undefined.)
-
-    Args:
-      graph: the network.
-      Q: ``[n, d, d]``, symmetric and positive semi-definite.
-      q: ``[n, d]``.
-      alpha: >= 0.
+    The update is
+    :math:`(Q_i + \alpha \deg_i I)^{-1} (-q_i/2 + \alpha \sum_j A_{ij} w_j)`, factored
+    once. A node without neighbours, or every node when alpha is 0, goes to its local
+    minimiser, the one of least norm where Q_i is singular. (Dividing by its degree, as
+    the book does, leaves it undefined.) Q is ``[n, d, d]``, q ``[n, d]``, alpha >= 0.
 
     Raises:
       ValueError: alpha is out of range, shapes do not fit, a Q_i that is not of that
@@ -86,7 +76,7 @@ def make_quadratic(
         jnp.where(free[:, None, None], 0, Q), jnp.where(free, 1, pull)
     )
     alone = None
-    if isinstance(free, Tracer) or free.any():
+    if not is_known(free) or free.any():
         alone = least_norm_solve(Q, -q / 2)
 
     def update(W, S, t, key):
@@ -113,9 +103,6 @@ def check_converges(graph: Graph, Q: ArrayLike, alpha: float) -> None:
     It does if and only if Q and 2D - Q are positive definite, where Q is the matrix of
     the whole GTVMin and D its diagonal blocks Q_i + alpha deg_i I. Two nodes without
     losses swap their vectors for ever. Dense: for n d up to a few thousand.
-
-    Raises:
-      ValueError: it does not.
     """
     check.non_negative(alpha=alpha)
     check_quadratic(Q)

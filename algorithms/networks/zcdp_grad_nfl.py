@@ -85,13 +85,8 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
         eta = config.eta
         slope = risks.losses(risk, world.data).grad(state.sent)
         params = state.sent - laplacian(mixing, state.sent) - eta(t) * slope
-        send = private.sender(
-            graph,
-            config.budget,
-            config.gradient_bound,
-            world.data.num_examples,
-            lambda t: 1 / jnp.asarray(eta(t)),
-        )
+        count, stiff = world.data.num_examples, lambda t: 1 / jnp.asarray(eta(t))
+        send = private.sender(graph, config.budget, config.gradient_bound, count, stiff)
         sent, ledger = send(state.ledger, params, t, key)
         return State(params, sent, ledger), private.metrics(state.ledger, ledger)
 
@@ -99,12 +94,6 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
         error = risks.normalised_error(state.params, world.optimum)
         return private.report(state.ledger) | error
 
-    return System(
-        "zcdp_grad_nfl",
-        (config, risk),
-        risks.world(risk, draw),
-        init,
-        step,
-        evaluate,
-        private.horizon(config.budget),
-    )
+    of_seed, horizon = risks.world(risk, draw), private.horizon(config.budget)
+    both = config, risk
+    return System("zcdp_grad_nfl", both, of_seed, init, step, evaluate, horizon)

@@ -9,8 +9,8 @@ Event t has a set of active nodes, and node i knows :math:`w_j` as it was at the
   w_i^t & \text{otherwise.} \end{cases}
 
 A node's own parameters are always current. t counts events, not time. `Schedule` says
-who acts and how old the copies are; `run` executes any `network.Operator`
-that way.
+who acts and how old the copies are; `run` executes any `operators.Operator` that way.
+Arguments out of the ranges given raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 5.8, Eq. (128)-(134).
@@ -28,7 +28,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float, is_known, keep_rows, wide_if_known
-from fedjax_core.networks.graph import Graph, check_rows, degree
+from fedjax_core.networks.graph import Graph, check_ints, check_rows, degree
 from fedjax_core.networks.iterate import check_count, iterate
 from fedjax_core.networks.operators import (
     Channel,
@@ -73,8 +73,7 @@ class Schedule:
         active, delay = np.asarray(self.active), np.asarray(self.delay)
         if active.dtype != bool:
             raise TypeError(f"active must be bool, got dtype {active.dtype}.")
-        if delay.dtype.kind not in "iu":
-            raise TypeError(f"delay must be ints, got dtype {delay.dtype}.")
+        check_ints(delay=delay)
         if active.ndim < 2 or delay.shape[:-1] != active.shape[:-1]:
             raise ValueError(
                 "active and delay must have shapes (T, n) and (T, 2E), got "
@@ -117,28 +116,22 @@ def run(
 ) -> tuple[PyTree, Any]:
     """Executes every event of a schedule; all active and no delay is a synchronous run.
 
-    It equals `operators.run`, with the same channel and key, then up to rounding.
-
-    What nodes sent at the last ``max_delay + 1`` events is kept in a ring
-    ``[max_delay + 1, n, ...]``. A node emits at every event, active or not.
+    It equals `operators.run`, with the same channel and key, then up to rounding. What
+    nodes sent at the last ``max_delay + 1`` events is kept in a ring. A node emits at
+    every event, active or not.
 
     Args:
       operator: a method on a graph, without a `select` of its own. `project` must act
         on every node for itself.
-      schedule: one schedule; map over several with `jax.vmap`.
+      schedule: one schedule, for that graph; map over several with `jax.vmap`.
       W: where to start, leaves ``[n, ...]``.
       key: for methods that draw.
       record: ``(W) -> pytree``, kept after every event.
-      channel: what happens to messages on their way, as for `operators.step`. It gets
-        those that are read at event t, old ones too.
+      channel: what happens to messages on their way, old ones too, as for
+        `operators.step`.
 
     Returns:
       The last `W` and the history, ``[T, ...]``.
-
-    Raises:
-      ValueError: no graph, an operator with a `select`, a schedule for another number
-        of nodes or edges, or a leaf of W that has not one row per node where
-        `Operator.keep` asks for it.
     """
     (W, _), history = iterate(
         step(operator, schedule, channel),
@@ -248,10 +241,6 @@ def check_totally_asynchronous(schedule: Schedule, graph: Graph) -> None:
     finite record can prove that; this one must show every node active in its second
     half, and every directed edge read there newer than event 0 by its active receiver.
 
-    Args:
-      schedule: the record.
-      graph: whose directed edges they are.
-
     Raises:
       ValueError: names the node or the directed edge; or a schedule for another graph.
     """
@@ -292,18 +281,10 @@ def partially_asynchronous(
     activity: float = 0.5,
     all_start: bool = False,
 ) -> Schedule:
-    """A random schedule that is partially asynchronous with `bound`.
+    """A random schedule that is partially asynchronous with `bound` >= 1.
 
-    A node acts with probability `activity`, and always after ``bound - 1`` idle events;
-    delays are uniform on 0..min(bound, t).
-
-    Args:
-      graph: who hears whom.
-      num_events: T.
-      bound: Bd >= 1.
-      key: decides everything.
-      activity: in [0, 1].
-      all_start: every node acts at event 0.
+    A node acts with a probability of `activity`, always after ``bound - 1`` idle events
+    and, with `all_start`, at event 0; delays are uniform on 0..min(bound, t).
     """
     check.positive_int(num_events=num_events, bound=bound)
     check.in_range(0, 1, activity=activity)
@@ -332,13 +313,9 @@ def growing_delays(
 ) -> Schedule:
     """A totally asynchronous schedule: delays grow without a bound, activity is random.
 
-    Args:
-      graph: who hears whom.
-      num_events: T.
-      key: decides who acts.
-      growth: ``[T]`` floats t -> delays, rounded down and kept in 0..t. The copy that
-        is read must grow new for ever, as with t - sqrt(t).
-      activity: probability that a node acts, > 0.
+    Nodes act with a probability of `activity` > 0. `growth` makes of t, ``[T]`` floats,
+    delays, rounded down and kept in 0..t. The copy that is read must grow new for ever,
+    as with t - sqrt(t).
     """
     check.positive_int(num_events=num_events)
     check.positive(activity=activity)
@@ -354,16 +331,10 @@ def growing_delays(
 def lossy_links(graph: Graph, num_events: int, loss: float, key: Key) -> Schedule:
     """All nodes act, but messages get lost, and then the receiver keeps its old copy.
 
-    Args:
-      graph: who hears whom.
-      num_events: T.
-      loss: probability that a message is lost, in [0, 1). Everybody knows event 0.
-      key: decides which.
+    That happens with a probability of `loss`, in [0, 1). Everybody knows event 0.
     """
     check.positive_int(num_events=num_events)
-    check.in_range(0, 1, loss=loss)
-    if loss == 1:
-        raise ValueError(f"loss must be in [0, 1), got {loss}.")
+    check.fraction(loss=loss)
     shape = num_events, 2 * graph.num_edges
     lost = np.array(jax.random.bernoulli(key, loss, shape))
     lost[0] = False
@@ -379,16 +350,12 @@ def contraction_bound(
 ) -> jax.Array:
     r"""How much of max_i ||w_i - w^_i|| is left before event t, at most.
 
-    For operators that contract towards their fixed point in the block-maximum norm, on
-    partially asynchronous schedules: :math:`\kappa^{\max(0, t - B + 1) / (2B)}`. The
-    book prints :math:`\kappa^{t / (2B + 1)}` (Eq. (134)), which holds for
-    :math:`t \ge (B - 1)(2B + 1)`, and for all t only if every node acts at event 0.
-
-    Args:
-      kappa: contraction factor in [0, 1).
-      bound: B >= 1.
-      t: events done, any shape.
-      printed: the book's rate.
+    For operators that contract by `kappa` in [0, 1) towards their fixed point in the
+    block-maximum norm, on partially asynchronous schedules of a bound B >= 1:
+    :math:`\kappa^{\max(0, t - B + 1) / (2B)}`, t of any shape. The book prints
+    :math:`\kappa^{t / (2B + 1)}` (Eq. (134)), which holds for
+    :math:`t \ge (B - 1)(2B + 1)`, and for all t only if every node acts at event 0;
+    `printed` asks for it.
 
     Returns:
       Floats of the widest type in use, rounded up: never below the exact value, and 0
@@ -416,19 +383,14 @@ def fedrelax_contraction(
 ) -> jax.Array:
     """The largest 1 / (1 + sc_i/(2 alpha deg_i)): FedRelax in the block-maximum norm.
 
-    Args:
-      graph: the network.
-      convexity: sc_i ``[n]``, f_i - sc_i/2 ||w||^2 is convex; 2 l1(Q_i) for a
-        quadratic, see `quadratic_convexity`.
-      alpha: >= 0; 0 gives 0.
+    f_i - sc_i/2 ||w||^2 is convex, `convexity` is sc_i >= 0, ``[n]``, see
+    `quadratic_convexity`. alpha = 0 gives 0, and sc_i = 0 at a node with neighbours 1,
+    no contraction. (The book prints Eq. (133) with i free; it is the largest over the
+    nodes.)
 
     Raises:
       ValueError: another number of convexities than nodes, or alpha or a known one
         that is negative or not finite.
-
-    Returns:
-      ``[]``; 1, no contraction, where a node with neighbours has sc_i = 0. (The book
-      prints Eq. (133) with i free; it is the largest over the nodes.)
     """
     check.non_negative(alpha=alpha)
     check_rows(graph, convexity, "convexity")
@@ -442,9 +404,7 @@ def fedrelax_contraction(
 def fedgd_contraction(Q: ArrayLike, eta: ArrayLike) -> jax.Array:
     """FedGD's factor in the block-maximum norm, 1 - 2 eta min_i l1(Q_i).
 
-    Args:
-      Q: ``[n, d, d]``.
-      eta: at most `fedgd_rate_bound`; beyond it this is no factor.
+    Q is ``[n, d, d]``, eta at most `fedgd_rate_bound`; beyond it this is no factor.
     """
     return jnp.asarray(1 - eta * quadratic_convexity(Q).min())
 

@@ -35,9 +35,8 @@ Conjugate = Callable[[jax.Array], jax.Array]
 def quadratic_conjugate(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Conjugate:
     """Conjugates of w'Q_i w + q_i'w + c_i: (z - q_i)' Q_i^-1 (z - q_i) / 4 - c_i.
 
-    Raises:
-      ValueError: a Q_i that isn't positive definite; its conjugate is infinite almost
-        everywhere and certifies nothing.
+    Raises ValueError for a Q_i that isn't positive definite; its conjugate is infinite
+    almost everywhere and certifies nothing.
     """
     check_quadratic(Q, definite=True)
     Q, q = as_float(Q), as_float(q)
@@ -83,9 +82,6 @@ def dual_value(
 
     Its edge terms are ||u_e||^2 / (4 alpha A_e). It is -inf where something flows along
     an edge with alpha A_e = 0.
-
-    Raises:
-      ValueError: alpha < 0 or NaN.
     """
     check.non_negative(alpha=alpha)
     square = (U**2).sum(range(1, U.ndim))
@@ -121,9 +117,7 @@ def certificate(
     """Certifies W ``[n, d]`` for quadratic losses and the squared penalty.
 
     Take it in float64: in float32 the gap drowns in the rounding of its two terms.
-
-    Raises:
-      ValueError: alpha < 0, or a Q_i that isn't positive definite.
+    Raises ValueError for alpha < 0, or a Q_i that isn't positive definite.
     """
     primal = gtvmin.objective(oracles.quadratic(Q, q, c), graph, W, alpha)
     U = edge_duals(graph, W, alpha)

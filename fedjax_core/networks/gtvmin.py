@@ -8,7 +8,8 @@ With :math:`\phi = \|\cdot\|^2`, which everything here takes it to be unless it 
 otherwise, and quadratic losses, the objective is :math:`w^\top Q w + q^\top w + c` for
 the stacked parameters, with :math:`Q = \mathrm{blockdiag}(Q_i) + \alpha L_G \otimes I`,
 and its minimisers solve :math:`Q w = -q/2`. At alpha = 0 the nodes learn alone; for
-alpha to infinity every component of the network agrees on one model.
+alpha to infinity every component of the network agrees on one model. Arguments of
+other shapes and out of the ranges given raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 3.3.
@@ -26,7 +27,14 @@ from fedjax_core import check
 from fedjax_core.arrays import as_float, is_known
 from fedjax_core.linalg import least_norm_solve, pseudo_inverse
 from fedjax_core.networks.coupling import coupled_inverse
-from fedjax_core.networks.graph import Graph, check_rows, degree, edge_diff, laplacian
+from fedjax_core.networks.graph import (
+    Graph,
+    check_rows,
+    check_shapes,
+    degree,
+    edge_diff,
+    laplacian,
+)
 from fedjax_core.networks.oracles import Losses, check_quadratic, quadratic_shapes
 from fedjax_core.networks.spectrum import components, laplacian_matrix
 from fedjax_core.networks.variation import Penalty, gtv, squared
@@ -40,17 +48,9 @@ def objective(
     alpha: ArrayLike,
     penalty: Penalty | None = None,
 ) -> jax.Array:
-    """The objective of GTVMin at W; a scalar (Jung, (48) and (49)).
+    """The objective of GTVMin at W ``[n, ...]``; a scalar (Jung, (48) and (49)).
 
-    Args:
-      losses: of the nodes.
-      graph: the network.
-      W: leaves ``[n, ...]``.
-      alpha: >= 0.
-      penalty: phi, of `variation`; by default the squared norm.
-
-    Raises:
-      ValueError: alpha < 0 or NaN.
+    alpha is >= 0 and phi a penalty of `variation`, by default the squared norm.
     """
     check.non_negative(alpha=alpha)
     return losses.value(W).sum() + alpha * gtv(graph, W, penalty)
@@ -63,15 +63,8 @@ def discrepancy_objective(
 
     Jung, (66).
 
-    Args:
-      local: ``[n]``, the local losses of the hypotheses.
-      graph: with edges in the order of `discrepancy`.
-      discrepancy: ``[E]``, how much the two hypotheses of every edge differ on the
-        edge's test set, such as `variation.discrepancy`.
-      alpha: >= 0.
-
-    Raises:
-      ValueError: alpha < 0 or NaN.
+    The local losses of the hypotheses are ``[n]``; `discrepancy` ``[E]`` says how much
+    the two of every edge differ on its test set, such as `variation.discrepancy`.
     """
     check.non_negative(alpha=alpha)
     return local.sum() + alpha * (graph.weight * discrepancy).sum()
@@ -115,10 +108,8 @@ def system(
 ) -> tuple[jax.Array, jax.Array]:
     """The matrix Q ``[n d, n d]`` and the vector q ``[n d]``, for small networks.
 
-    Jung, (53).
-
-    Raises:
-      ValueError: shapes other than ``[n, d, d]`` and ``[n, d]``, or alpha < 0.
+    Q ``[n, d, d]``, q ``[n, d]`` and alpha >= 0 are those of the nodes; others raise
+    ValueError. Jung, (53).
     """
     Q, q = _checked(graph, Q, q, alpha)
     n, d = q.shape
@@ -144,15 +135,8 @@ def closed_form(
     in float32, nodes without losses behind an edge a million times weaker than others
     may be taken for cut off. Jung, Section 3.3.1.
 
-    Args:
-      graph: the network.
-      Q: ``[n, d, d]``.
-      q: ``[n, d]``.
-      alpha: >= 0.
-      require_unique: raise if there are several minimisers.
-
-    Raises:
-      ValueError: wrong shapes, alpha < 0, or several minimisers where that is refused.
+    Several minimisers raise ValueError if `require_unique`, as do other Q than
+    ``[n, d, d]``, semi-definite, q than ``[n, d]`` and alpha than >= 0.
     """
     Q, q = _checked(graph, Q, q, alpha)
     if require_unique and not is_unique(graph, Q, alpha):
@@ -202,16 +186,8 @@ def conjugate_gradients(
 
     Of several minimisers it finds the one of least norm.
 
-    Args:
-      graph: the network.
-      Q: ``[n, d, d]``.
-      q: ``[n, d]``.
-      alpha: >= 0.
-      tol: stop at this relative residual; by default 100 times the rounding error.
-      max_rounds: by default 10 n d.
-
-    Raises:
-      ValueError: wrong shapes or alpha < 0.
+    It stops at a relative residual of `tol`, by default 100 times the rounding error,
+    or after max_rounds, 10 n d. Q is ``[n, d, d]``, q ``[n, d]``, alpha >= 0.
     """
     Q, q = _checked(graph, Q, q, alpha)
     tol = 100 * float(jnp.finfo(q.dtype).eps) if tol is None else tol
@@ -232,15 +208,8 @@ def is_unique(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> bool:
 
     For alpha > 0 it has if and only if, in each connected component, the Q_i add up to
     a positive definite matrix (Jung, Exercises 3.9 and 3.10). At alpha = 0 every node
-    is a component of its own.
-
-    Args:
-      graph: the network.
-      Q: ``[n, d, d]``, symmetric and positive semi-definite.
-      alpha: >= 0.
-
-    Raises:
-      ValueError: alpha < 0, or Q is not of that kind.
+    is a component of its own. Raises ValueError for alpha < 0, or a Q ``[n, d, d]``
+    that is not symmetric and semi-definite.
     """
     check.non_negative(alpha=alpha)
     check_quadratic(Q)
@@ -269,19 +238,11 @@ def consensus_limit(graph: Graph, Q: ArrayLike, q: ArrayLike) -> jax.Array:
 def locally_weighted(Q: ArrayLike, q: ArrayLike, weight: ArrayLike) -> jax.Array:
     """One model for weighted losses, argmin sum_i r_i f_i(w); ``[d]`` (Jung, (73)).
 
-    Weights 1 on a cluster and 0 elsewhere give the cluster's pooled model.
-
-    Args:
-      Q: ``[n, d, d]``.
-      q: ``[n, d]``.
-      weight: r, ``[n]``, >= 0.
-
-    Raises:
-      ValueError: another number of weights, or a negative one.
+    Weights 1 on a cluster and 0 elsewhere give the cluster's pooled model. Raises
+    ValueError unless Q is ``[n, d, d]``, q ``[n, d]`` and `weight` r >= 0, ``[n]``.
     """
     Q, q, weight = as_float(Q), as_float(q), as_float(weight)
-    if weight.shape != q.shape[:1]:
-        raise ValueError(f"weight must have shape {q.shape[:1]}, got {weight.shape}.")
+    check_shapes(f"({len(q)},)", weight=weight)
     check.each_non_negative("node", weight=weight)
     pooled_Q = jnp.einsum("n,nde->de", weight, Q)
     return least_norm_solve(pooled_Q, -jnp.einsum("n,nd->d", weight, q) / 2)
@@ -305,13 +266,8 @@ def default_rate(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
 def smoothness(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
     """lam_max + 2 alpha d_max, an upper bound on the eigenvalues of GTVMin; ``[]``.
 
-    Jung, Prop. 5.1.
-
-    Args:
-      graph: the network; d_max is its largest weighted degree.
-      Q: ``[n, d, d]``, of the losses w'Q_i w + q_i'w; lam_max is the largest
-        eigenvalue.
-      alpha: >= 0.
+    Jung, Prop. 5.1. d_max is the largest weighted degree of the network, lam_max the
+    largest eigenvalue of Q ``[n, d, d]``, of the losses w'Q_i w + q_i'w.
 
     Raises:
       ValueError: alpha < 0 or NaN, or Q of other nodes or not semi-definite.

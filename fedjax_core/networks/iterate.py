@@ -98,12 +98,8 @@ def iterate_until(
       state: where to start.
       stop: ``(old, new) -> bool`` scalar, asked after every step; `small_change`,
         `small_decrease` or your own.
-      max_rounds: the most steps to take, >= 0.
+      max_rounds: the most steps to take, an int >= 0.
       key: source of the steps' keys.
-
-    Raises:
-      ValueError: `max_rounds` is negative.
-      TypeError: it is no int.
     """
     check_count(max_rounds=max_rounds)
 
@@ -119,9 +115,9 @@ def iterate_until(
 
 
 def small_change(tol: float) -> Stop:
-    """Stops when no node moved by more than `tol` > 0: `block_max_norm` of the change.
+    """Stops when no node of W ``[n, ...]`` moved by more than `tol` > 0.
 
-    For states that are leaves ``[n, ...]``.
+    That is the `block_max_norm` of the change.
     """
     check.positive(tol=tol)
     return lambda old, new: block_max_norm(jax.tree.map(jnp.subtract, new, old)) <= tol
@@ -130,9 +126,7 @@ def small_change(tol: float) -> Stop:
 def small_decrease(objective: Callable[[Any], jax.Array], tol: float) -> Stop:
     r"""Stops when the objective hardly changed: :math:`|f(w^t) - f(w^{t+1})| \le tol`.
 
-    Args:
-      objective: ``(state) -> []``.
-      tol: > 0.
+    It is ``(state) -> []``, tol > 0.
     """
     check.positive(tol=tol)
     return lambda old, new: jnp.abs(objective(old) - objective(new)) <= tol

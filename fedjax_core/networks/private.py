@@ -52,13 +52,10 @@ def sender(
 
     One example moves a row by at most :math:`2 C / (D_k \mu_k(t))`.
 
-    Args:
-      graph: who hears whom. A node without neighbours says nothing.
-      budget: of every node, or None for messages without noise.
-      gradient_bound: C, see `check_bound`.
-      num_examples: D_k, ``[n]``.
-      curvature: ``t -> [n]`` or one number, mu_k: how strongly convex what node k
-        minimises is.
+    mu_k, the curvature ``t -> [n]`` or one number, is how strongly convex what node k
+    minimises is, D_k = `num_examples`, ``[n]``, and C the gradient_bound, see
+    `check_bound`. A node without neighbours says nothing. The budget is that of every
+    node, or None for messages without noise.
 
     Returns:
       ``(ledger, W, t, key) -> (sent, ledger)`` with W and what is sent ``[n, d]``, and
@@ -77,10 +74,8 @@ def sender_to(
 ) -> Callable[..., tuple[jax.Array, Ledger]]:
     """`sender` for messages to any number of others, ``heard [n]`` int32 of them.
 
-    Who sends to nobody spends nothing and gets his row back as it is.
-
-    Raises:
-      TypeError: a budget and W of another dtype than float32 and float64.
+    Who sends to nobody spends nothing and gets his row back as it is. A budget and W of
+    another dtype than float32 and float64 raise TypeError.
     """
 
     def most(t):
@@ -103,11 +98,7 @@ def sender_to(
 
 
 def check_bound(budget: Budget | None, gradient_bound: float | None) -> None:
-    """Refuses a budget where nothing bounds what one example changes.
-
-    Raises:
-      ValueError: a budget and no gradient_bound, or one that is not > 0.
-    """
+    """Raises ValueError for a budget without a gradient_bound > 0."""
     if gradient_bound is not None:
         check.positive(gradient_bound=gradient_bound)
     elif budget is not None:

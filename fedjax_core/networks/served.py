@@ -18,8 +18,8 @@ from jax.typing import ArrayLike
 
 from fedjax_core.arrays import is_known
 from fedjax_core.networks import admm
-from fedjax_core.networks.graph import Graph, degree, laplacian
-from fedjax_core.networks.labelled import check_labels, shares
+from fedjax_core.networks.graph import Graph, check_labels, degree, laplacian
+from fedjax_core.networks.labelled import shares
 from fedjax_core.networks.oracles import (
     as_signs,
     least_squares_statistics,
@@ -252,43 +252,27 @@ def single_step(
       \psi \leftarrow \psi + \rho \sum_p (w_{s,q} - w_{p,q})
 
     with m the mean of the other clusters' models nearby. As printed, servers that
-    agree move on and the dual pushes them apart.
-
-    Args:
-      graph: the servers'.
-      near: ``[S, S]``, how servers average with their neighbours, for m.
-      rho: of ADMM.
-      tau: of this round.
-      own: a, ``[S, Q, d]``, the means of the clients.
-      models: of the round before.
-      dual: psi.
-
-    Returns:
-      The new models and dual.
+    agree move on and the dual pushes them apart. `near` ``[S, S]`` says how servers
+    average with their neighbours on the graph, for m; `own` is a, ``[S, Q, d]``, the
+    means of the clients, `models` those of the round before and `dual` psi, of which
+    the new ones are returned.
     """
     Q, dtype = models.shape[1], models.dtype
     count = degree(graph).astype(dtype)[:, None, None]
     total = 2 * count * models - laplacian(graph, models)
-    foreign = 0.0
-    if Q > 1:
-        foreign = mix(near, 1.0, models)
+    foreign = mix(near, 1.0, models) if Q > 1 else 0.0
     top = own - dual / 2 + rho / 2 * total + tau * foreign
     new = (top / (1 + tau + rho * count)).astype(dtype)
     return new, dual + rho * laplacian(graph, new)
 
 
 def quality(world: World, W: jax.Array, models: jax.Array) -> Metrics:
-    """How good clients' models are.
-
-    Args:
-      world: whose truth and test decide what can be told.
-      W: ``[K, d]``, clients' models.
-      models: ``[S, Q, d]``, servers' models.
+    """How good clients' models W ``[K, d]`` and servers' `models` ``[S, Q, d]`` are.
 
     Returns:
       "nmsd", the mean of ||w_k - w_k*||^2 / ||w_k*||^2 (5.35), and "nmsd_of_client"
       ``[K]``; "accuracy", the mean over clients of that of their server's model on
-      their task. Each where it can be told.
+      their task. Each where the world's truth and test can tell it.
     """
     out = {}
     if world.truth is not None:
@@ -307,13 +291,8 @@ def drift_bound(tau: ArrayLike) -> np.ndarray:
     r"""How far learning from others may have moved models, as a share of eta.
 
     :math:`1 - \prod_{j \le n} (1 - \tau_j)`, eta being the largest squared distance of
-    two clusters' models (Gauthier, Theorem 5.2).
-
-    Args:
-      tau: ``[n]`` in [0, 1], of all rounds so far.
-
-    Returns:
-      ``[n]`` float64, after each round.
+    two clusters' models (Gauthier, Theorem 5.2). For tau ``[n]`` in [0, 1] of all
+    rounds so far, ``[n]`` float64 after each.
     """
     return 1 - np.cumprod(1 - np.asarray(tau, np.float64))
 
@@ -321,17 +300,9 @@ def drift_bound(tau: ArrayLike) -> np.ndarray:
 def fixed_point(world: World, near: ArrayLike, tau: float, rho: float) -> np.ndarray:
     r"""Where models end without noise, squared errors and all clients taking part.
 
-    The solution of :math:`W = (A \otimes T)(W - \bar G(W) / \rho)` with the mean
-    gradients of servers and clusters, which every pair needs a client for.
-
-    Args:
-      world: with squared errors; known.
-      near: A, ``[S, S]``.
-      tau: of every round.
-      rho: of ADMM.
-
-    Returns:
-      ``[S, Q, d]`` float64.
+    The solution ``[S, Q, d]`` float64 of
+    :math:`W = (A \otimes T)(W - \bar G(W) / \rho)` for A = `near` ``[S, S]``, with the
+    mean gradients of servers and clusters.
 
     Raises:
       ValueError: a server without a client of some cluster, or logistic errors.

@@ -97,13 +97,7 @@ def check_world(world: World) -> None:
 def draw_arrivals(key: Key, samples: ArrayLike, iterations: int) -> jax.Array:
     """When samples arrive: in random iterations, each client's all different.
 
-    Args:
-      key: of the draw.
-      samples: ``[K]`` ints, D_k in [0, iterations].
-      iterations: T.
-
-    Returns:
-      ``[T, K]`` bool.
+    `samples` ``[K]`` ints are D_k in [0, T]; returns ``[T, K]`` bool.
     """
     check.positive_int(iterations=iterations)
     samples = np.asarray(samples)
@@ -128,15 +122,9 @@ def draw_events(
 ) -> Events:
     r"""Draws who can take part, and delays with :math:`P(l \ge i u) = \delta^i`.
 
-    Args:
-      key: of the draws.
-      arrived: ``[T, K]`` bool, see `Events`.
-      probability: ``[K]``, of a client with a new sample to be available.
-      delay_decay: delta in [0, 1); 0 is no delay.
-      delay_unit: u, of which delays are multiples.
-
-    Raises:
-      ValueError: a number out of range.
+    A client with a new sample, `arrived` ``[T, K]`` bool, is available with its
+    probability ``[K]``. Delays are multiples of delay_unit, u; delay_decay, delta in
+    [0, 1), is 0 for none. Numbers out of range raise ValueError.
     """
     for p in np.ravel(probability):
         check.in_range(0, 1, probability=p)

@@ -1,6 +1,7 @@
 """Regularisation by other means: augmented data.
 
-The third way, a bound on the parameters, is `projections.ball`.
+The third way, a bound on the parameters, is `projections.ball`. X is ``[m, d]``, y
+``[m]`` and alpha >= 0; others, and X or y that are not finite, raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 2.5 and Exercises 2.4 and
@@ -24,15 +25,8 @@ def noisy_copies(
 
     In expectation their average squared error is the ridge objective at alpha, exactly.
 
-    Args:
-      key: of the noise.
-      X: ``[m, d]``.
-      y: ``[m]``.
-      alpha: variance of the noise, >= 0.
-      copies: noisy copies of every data point; the originals are not among them.
-
-    Returns:
-      X ``[copies * m, d]`` and y ``[copies * m]``.
+    `copies` counts noisy copies; the originals are not among them. Returns X
+    ``[copies * m, d]`` and y ``[copies * m]``.
     """
     X, y, _ = regression_data(X, y)
     check.positive_int(copies=copies)
@@ -49,14 +43,8 @@ def ridge_rows(
     The rows are sqrt(m alpha) e_j with labels sqrt(m alpha) w_ref_j. The average
     squared error of all m + d rows, times (m + d) / m, is the ridge objective.
 
-    Args:
-      X: ``[m, d]``.
-      y: ``[m]``.
-      alpha: >= 0.
-      w_ref: ``[d]``, what the penalty pulls to; by default the origin.
-
-    Returns:
-      X ``[m + d, d]`` and y ``[m + d]``.
+    w_ref ``[d]`` is what the penalty pulls to, by default the origin. Returns X
+    ``[m + d, d]`` and y ``[m + d]``.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
@@ -74,13 +62,7 @@ def interpolate(
     From z to z' these are z + (z' - z) r / steps for r = 0..steps-1, features and label
     alike; the end, z', belongs to the pair in the other direction.
 
-    Args:
-      X: ``[m, d]``.
-      y: ``[m]``.
-      steps: points per pair.
-
-    Returns:
-      X ``[steps * m * (m - 1), d]`` and y, pair by pair.
+    Returns X ``[steps * m * (m - 1), d]`` and y, pair by pair.
     """
     X, y, _ = regression_data(X, y)
     check.positive_int(steps=steps)

@@ -8,8 +8,9 @@ The base case that networks of devices extend. Linear regression with features
   f(w) = \frac1m \|y - Xw\|^2 + \alpha \|w - w_{\mathrm{ref}}\|^2
        = w^\top Q w + q^\top w + c .
 
-Data without rows, of other shapes or not finite, and arguments out of the ranges given
-raise ValueError.
+X is ``[m, d]``, y ``[m]``, alpha >= 0 and w_ref ``[d]``, by default the origin. Data
+without rows, of other shapes or not finite, and arguments out of the ranges given raise
+ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Chapter 2.
@@ -22,6 +23,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_float, check_finite, is_known
 from fedjax_core.linalg import pinv
+from fedjax_core.networks.graph import check_shapes
 from fedjax_core.networks.oracles import Quadratic
 from fedjax_core.types import Key
 
@@ -34,14 +36,7 @@ def linear_risk(
     Q = X'X / m + alpha I and q = -2 X'y / m - 2 alpha w_ref (Jung, (6), (24) and
     Exercise 2.5).
 
-    Args:
-      X: ``[m, d]`` features.
-      y: ``[m]`` labels.
-      alpha: strength of the penalty, >= 0.
-      w_ref: ``[d]``, what it pulls to; by default the origin.
-
-    Returns:
-      ``[d, d]``, ``[d]`` and ``[]``.
+    Returns ``[d, d]``, ``[d]`` and ``[]``.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
@@ -74,14 +69,9 @@ def ridge(
     """The minimiser of `linear_risk`, ``[d]``, whatever the units of the features.
 
     With alpha = 0 it is linear regression. Where X lacks full column rank that has many
-    minimisers, and the result is the one nearest to w_ref, pinv(X) y without one. At
-    alpha = 0 it has first derivatives in alpha only. Jung, Sections 2.2 and 2.5.
-
-    Args:
-      X: ``[m, d]``.
-      y: ``[m]``.
-      alpha: >= 0; may be traced, to sweep over it.
-      w_ref: ``[d]``.
+    minimisers, and the result is the one nearest to w_ref, pinv(X) y without one. alpha
+    may be traced, to sweep over it; at alpha = 0 there are first derivatives in it
+    only. Jung, Sections 2.2 and 2.5.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
@@ -130,16 +120,7 @@ def linear_data(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws y = Xw + noise with features N(0, I) and noise N(0, noise_std^2).
 
-    Jung, (11).
-
-    Args:
-      key: of the draw.
-      m: rows.
-      w_true: ``[d]``.
-      noise_std: >= 0.
-
-    Returns:
-      X ``[m, d]`` and y ``[m]``.
+    Jung, (11). w_true is ``[d]``, X ``[m, d]`` and y ``[m]``.
     """
     check.positive_int(m=m)
     check.non_negative(noise_std=noise_std)
@@ -166,13 +147,10 @@ def estimation_error_bound(
     since w - w_true = -Q^-1 e / 2, a quarter of it holds as well, the default here.
     Jung, Prop. 2.1.
 
-    Args:
-      X: ``[m, d]``.
-      noise: ``[m]``.
-      tight: whether to take the quarter.
+    `tight` takes the quarter.
 
     Raises:
-      ValueError: no rows, other shapes, not finite, or Q = X'X / m is singular.
+      ValueError: also where Q = X'X / m is singular.
     """
     X, noise, _ = regression_data(X, noise)
     m, d = X.shape
@@ -206,7 +184,6 @@ def regression_data(
         )
     d = X.shape[1]
     ref = jnp.zeros(d, X.dtype) if w_ref is None else as_float(w_ref)
-    if ref.shape != (d,):
-        raise ValueError(f"w_ref must have shape ({d},), got {ref.shape}.")
+    check_shapes(f"({d},)", w_ref=ref)
     check_finite(X=X, y=y, w_ref=ref)
     return X, y, ref

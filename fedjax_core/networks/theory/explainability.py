@@ -1,5 +1,8 @@
 """Predictions that users can guess, and that do not hang on irrelevant attributes.
 
+T ``[n, k, d]`` are the features of the unlabelled test points of every node, `guesses`
+``[n, k]`` the user's for each; masks are bool, ``[n, k]`` for the test points that
+exist and ``[n, m]`` for rows of X ``[n, m, d]`` and y ``[n, m]``, by default all.
 Arrays of other shapes, nodes without any test point in `T` and test points that are not
 finite raise ValueError.
 
@@ -22,14 +25,7 @@ def explainability(
 ) -> jax.Array:
     """How far predictions are from what the users expect, mean squared; ``[n]``.
 
-    Jung, eq. (177).
-
-    Args:
-      W: ``[n, d]``.
-      T: ``[n, k, d]``, features of the unlabelled test points of every node.
-      guesses: ``[n, k]``, the user's guess for each.
-      mask: ``[n, k]`` bool, the test points that exist; by default all. A node without
-        any gets NaN.
+    Models W are ``[n, d]``; a node without test points gets NaN. Jung, eq. (177).
     """
     mask = _test_points(T, guesses, mask)
     return validation_error(W, T, guesses, mask)
@@ -44,13 +40,8 @@ def explain(
 ) -> Quadratic:
     """Adds rho times `explainability` to the local losses (Jung, eq. (178)).
 
-    Args:
-      local: the losses without.
-      T: ``[n, k, d]``.
-      guesses: ``[n, k]``.
-      rho: >= 0; at 0 the plain fit, at infinity the fit to the guesses.
-      mask: ``[n, k]`` bool, the test points that exist; by default all. A node without
-        any keeps its loss.
+    rho is >= 0; at 0 the plain fit, at infinity the fit to the guesses. A node without
+    test points keeps its loss.
     """
     check.non_negative(rho=rho)
     mask = _test_points(T, guesses, mask)
@@ -69,14 +60,7 @@ def augment_by_guesses(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The same as `explain` as weighted data: guesses are labels of weight rho / k.
 
-    Args:
-      X: ``[n, m, d]``.
-      y: ``[n, m]``.
-      T: ``[n, k, d]``.
-      guesses: ``[n, k]``.
-      rho: >= 0.
-      mask: ``[n, m]`` bool, the rows of X that exist; by default all.
-      test_mask: ``[n, k]`` bool, those of T.
+    rho is >= 0; `mask` is for X, `test_mask` for T.
 
     Returns:
       Features ``[n, m + k, d]``, labels and weights ``[n, m + k]``; a node's loss is
@@ -104,18 +88,13 @@ def add_flipped(
     The coefficient that least squares gives the attribute is then exactly 0. Jung,
     Section 8.5 and Fig. 8.4.
 
-    Args:
-      X: ``[n, m, d]``, or ``[m, d]`` of one node.
-      y: the same without d.
-      column: of the irrelevant attribute.
-      mask: bool like y, the rows that exist and so are checked; by default all.
-
-    Returns:
-      ``[..., 2m, d]`` and ``[..., 2m]``, floats; row r has its copy in row m + r.
+    X is ``[n, m, d]``, or ``[m, d]`` of one node, y the same without d, and `mask` bool
+    like y says which rows exist and so are checked; by default all. Returns
+    ``[..., 2m, d]`` and ``[..., 2m]``, floats; row r has its copy in row m + r.
 
     Raises:
-      ValueError: other shapes, or a column that does not exist or holds anything but -1
-        and 1.
+      ValueError: other shapes, or a column, that of the irrelevant attribute, that does
+        not exist or holds anything but -1 and 1.
     """
     X, y, rows = _attribute(X, y, column, mask)
     known = (jnp.abs(X[..., column]) == 1) | ~rows
@@ -130,16 +109,7 @@ def replace_by_shifted(
     """Replaces all points by two copies with the attribute moved by +-shift.
 
     Least squares then has the extra penalty shift^2 w_j^2 on the attribute's
-    coefficient.
-
-    Args:
-      X: ``[n, m, d]``, or ``[m, d]`` of one node.
-      y: the same without d.
-      column: of the irrelevant attribute.
-      shift: s.
-
-    Returns:
-      ``[..., 2m, d]`` and ``[..., 2m]``, floats; row r becomes rows r and m + r.
+    coefficient. Row r becomes rows r and m + r; shapes are those of `add_flipped`.
     """
     X, y, _ = _attribute(X, y, column, None)
     return _both(X.at[..., column].add(shift), X.at[..., column].add(-shift), y)

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_core import check
+from fedjax_core.networks.graph import check_shapes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,24 +54,16 @@ class Setting:
     def __post_init__(self):
         for name in ("availability", "delays", "covariances", "noise"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), np.float64))
-        num_clients, d = np.shape(self.covariances)[:2]
+        K, d = np.shape(self.covariances)[:2]
         check.positive_int(num_shared=self.num_shared)
         check.in_range(1, d, num_shared=self.num_shared)
         check.in_range(0, 1, late_weight=self.late_weight)
-        check.each_non_negative("client", noise=self.noise)
-        for name in ("availability", "delays"):
-            check.each_non_negative("entry", **{name: getattr(self, name)})
+        entries = {x: getattr(self, x) for x in ("availability", "delays", "noise")}
+        check.each_non_negative("entry", **entries)
         for name, most in (("availability", np.max), ("delays", np.sum)):
-            if most(getattr(self, name)) > 1 + 1e-9:
-                raise ValueError(
-                    f"{name} must be probabilities, got {getattr(self, name)}."
-                )
-        for name in ("availability", "noise"):
-            if (shape := np.shape(getattr(self, name))) != (num_clients,):
-                raise ValueError(
-                    f"{name} must have shape ({num_clients},), one value for each "
-                    f"covariance, got {shape}."
-                )
+            if most(entries[name]) > 1 + 1e-9:
+                raise ValueError(f"{name} must be probabilities, got {entries[name]}.")
+        check_shapes(f"({K},), (l,) and ({K},)", **entries)
 
     @functools.cached_property
     def moments(self) -> "Moments":
@@ -158,10 +151,7 @@ def error_map(
 ) -> np.ndarray:
     """F transposed: the map of the errors' second moments, ``[N^2, N^2]``.
 
-    Args:
-      setting: what it is of.
-      step_size: mu > 0.
-      second_order: with the term of mu^2, which the text leaves out.
+    `second_order` is with the term of mu^2, which the text leaves out.
     """
     check.positive(step_size=step_size)
     R = _covariance(setting)
@@ -203,17 +193,11 @@ def transient(
 ) -> np.ndarray:
     """Mean square deviations after 0 .. iterations steps from 0, (4.32).
 
-    Args:
-      setting: what they are of.
-      step_size: mu > 0.
-      target: ``[d]``, the parameters to be found.
-      iterations: steps.
-      second_order: see `error_map`.
+    `target` ``[d]`` are the parameters to be found.
     """
     F, driven = error_map(setting, step_size, second_order), _driven(setting, step_size)
-    error = np.tile(
-        np.asarray(target, np.float64), len(setting.moments.A) // _d(setting)
-    )
+    copies = len(setting.moments.A) // _d(setting)
+    error = np.tile(np.asarray(target, np.float64), copies)
     P, found = np.kron(error, error), []
     for _ in range(iterations + 1):
         found.append(_of_server(setting, P))

@@ -5,8 +5,10 @@ With :math:`\lambda_{\max}` the largest eigenvalue of all Q_i and :math:`\bar\la
 the smallest of their mean (eq. (105)), bounds are infinite where
 :math:`\bar\lambda = 0`.
 
-Arrays of other shapes, rows that are not finite and arguments out of the ranges given
-raise ValueError.
+Everywhere X is ``[n, m, d]``, Q ``[n, d, d]`` with X_i'X_i / m_i, `graph` a connected
+network and `mask` ``[n, m]`` bool, the rows that exist, by default all; m_i counts
+them. Arrays of other shapes, rows that are not finite and arguments out of the ranges
+given raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 8.2.
@@ -21,7 +23,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_float, as_mask, flat_rows
 from fedjax_core.linalg import least_norm_solve
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, check_shapes
 from fedjax_core.networks.gtvmin import closed_form
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics
 from fedjax_core.networks.theory.gtvmin_bounds import deviation_bound, eigenvalue_bounds
@@ -38,19 +40,10 @@ def label_change(
 ) -> jax.Array:
     r"""How the GTVMin solution moves with the labels: :math:`Q^{-1} [X_i'e_i/m_i]_i`.
 
-    Exact and linear. The perturbation of the linear term in eq. (163) is printed as
-    X_i'e_i; it is -(2/m_i) X_i'e_i. Solves a dense system of side n d. Jung, Section
-    8.2.1.
-
-    Args:
-      graph: the network.
-      alpha: >= 0.
-      X: ``[n, m, d]``.
-      change: ``[n, m]``, e_i.
-      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
-
-    Returns:
-      ``[n, d]``, the new solution minus the old.
+    Exact and linear in the change e_i ``[n, m]``; the new solution minus the old,
+    ``[n, d]``, for alpha >= 0. The perturbation of the linear term in eq. (163) is
+    printed as X_i'e_i; it is -(2/m_i) X_i'e_i. Solves a dense system of side n d. Jung,
+    Section 8.2.1.
     """
     local = _statistics(X, "change", change, mask)
     return closed_form(graph, local.Q, local.q, alpha)
@@ -81,21 +74,11 @@ def sensitivity_bounds(
 ) -> SensitivityBounds:
     r"""How far the GTVMin solution can move when labels change by e_i.
 
-    Jung, Prop. 8.1.
-
-    Args:
-      graph: a connected network.
-      Q: ``[n, d, d]``, X_i'X_i / m_i.
-      alpha: >= 0.
-      change: ``[n, m]``, e_i.
-      smallest_eigenvalue: of the whole quadratic ``[n d, n d]``, if known.
-      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
+    Jung, Prop. 8.1. The change is ``[n, m]``; `smallest_eigenvalue` is of the whole
+    quadratic ``[n d, n d]``, if known.
     """
     change = as_float(change)
-    if change.ndim != 2 or len(change) != graph.num_nodes:
-        raise ValueError(
-            f"change must have shape ({graph.num_nodes}, m), got {change.shape}."
-        )
+    check_shapes(f"({graph.num_nodes}, m)", change=change)
     squares, count = _energy(change, mask)
     energy, scaled = squares.sum(), (squares / count).sum()
     largest = jnp.linalg.eigvalsh(Q)[:, -1].max()
@@ -129,19 +112,12 @@ def estimation_bounds(
 ) -> EstimationBounds:
     r"""Bounds on the two parts of the estimation error, for any noise of known size.
 
-    A large :math:`\lambda_2` of the network and a small :math:`\lambda_{\max} /
-    \bar\lambda` make them small. Jung, Prop. 3.1, eq. (165) and (169).
-
-    Args:
-      graph: a connected network.
-      Q: ``[n, d, d]``, X_i'X_i / m_i.
-      alpha: > 0.
-      noise: ``[n, m]``, y_i - X_i wbar.
-      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
+    The noise, ``[n, m]``, is y_i - X_i wbar, and alpha > 0. A large :math:`\lambda_2`
+    of the network and a small :math:`\lambda_{\max} / \bar\lambda` make them small.
+    Jung, Prop. 3.1, eq. (165) and (169).
 
     Raises:
-      ValueError: alpha is not positive, other shapes, or a network that is not
-        connected.
+      ValueError: also a network that is not connected.
     """
     deviation = deviation_bound(graph, noise, alpha, mask)
     squares, count = _energy(as_float(noise), mask)
@@ -162,15 +138,10 @@ def average_error(
       c - \bar w = \Bigl(\sum_i Q_i\Bigr)^{-1}
       \sum_i \frac{1}{m_i} X_i^\top (e_i - X_i (w_i - c))
 
-    Eq. (167) is printed with e_i + X_i (w_i - c) and then does not hold. Where the sum
-    of the Q_i is singular, data determine a part of the error only: it is the one of
-    least norm, its part in their span.
-
-    Args:
-      X: ``[n, m, d]``.
-      noise: ``[n, m]``, e_i = y_i - X_i wbar.
-      W: ``[n, d]``, the solution for the squared penalty.
-      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
+    for the solution W ``[n, d]`` for the squared penalty and the noise ``[n, m]``, e_i
+    = y_i - X_i wbar. Eq. (167) is printed with e_i + X_i (w_i - c) and then does not
+    hold. Where the sum of the Q_i is singular, data determine a part of the error only:
+    it is the one of least norm, its part in their span.
     """
     local = _statistics(X, "noise", noise, mask)
     away = W - W.mean(0)[None]
@@ -183,13 +154,8 @@ def robustness_quotient(
 ) -> jax.Array:
     """How much of a disturbance of received messages is left in updates; ``[n]``.
 
-    Jung, eq. (173).
-
-    Args:
-      new: leaves ``[n, ...]``, updates.
-      new_disturbed: updates from disturbed messages.
-      given: leaves ``[n, ...]``, the weighted means of the messages.
-      given_disturbed: those of disturbed messages; different from `given`.
+    Jung, eq. (173). `new` are updates, leaves ``[n, ...]``, `given` the weighted means
+    of the messages, others those after or with a disturbance.
     """
     return _distance(new, new_disturbed) / _distance(given, given_disturbed)
 
@@ -205,11 +171,9 @@ def robustness_bound(
 
     Jung, eq. (174).
 
-    Args:
-      strong_convexity: sigma_i >= 0; for a quadratic twice the smallest eigenvalue of
-        Q_i, whose eigenvector attains the bound.
-      alpha: > 0.
-      degree: weighted, >= 0; a node without neighbours is not disturbed at all.
+    `strong_convexity` is sigma_i >= 0; for a quadratic twice the smallest eigenvalue of
+    Q_i, whose eigenvector attains the bound. alpha is > 0, `degree` weighted, >= 0; a
+    node without neighbours is not disturbed at all.
     """
     check.positive(alpha=alpha)
     rho = 2 * alpha * jnp.asarray(degree)
