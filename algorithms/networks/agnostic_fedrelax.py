@@ -79,8 +79,11 @@ def gradient_descent(
 ) -> Family:
     """Differentiable models, fitted by some gradient steps from where they are.
 
-    `predict` is as in `Family`, eta > 0 the rate on the weighted sum of squared errors,
-    `steps` >= 1 those of a round.
+    Args:
+      nodes: ``[k]``.
+      predict: as in `Family`.
+      eta: learning rate on the weighted sum of squared errors, > 0.
+      steps: per round, >= 1.
     """
     check.positive(eta=eta)
     check.positive_int(steps=steps)
@@ -119,6 +122,10 @@ def make(
       test: ``[E, m', d]``, the test set of every edge, or ``[m', d]`` for all.
       alpha: strength of GTVMin, >= 0.
       mask: ``[n, m]`` bool, the rows that exist; a node may have none.
+
+    Raises:
+      ValueError: alpha is out of range, a node is in no family or in two, or arrays
+        have other shapes: an edge without a test set, say.
     """
     check.non_negative(alpha=alpha)
     n = graph.num_nodes
@@ -197,7 +204,15 @@ def make_linear(
     e_d as test set it is `fedrelax.make_quadratic`. Where the matrix is singular the
     minimiser of least norm is taken.
 
-    Q is ``[n, d, d]``, q ``[n, d]``, alpha >= 0, and `test` as for `make`.
+    Args:
+      graph: the network.
+      Q: ``[n, d, d]``.
+      q: ``[n, d]``.
+      test: ``[E, m', d]``, the test set of every edge, or ``[m', d]`` for all.
+      alpha: >= 0.
+
+    Raises:
+      ValueError: alpha is out of range, or arrays have other shapes.
     """
     check.non_negative(alpha=alpha)
     Q, q = quadratic_shapes(Q, q, graph.num_nodes)

@@ -55,6 +55,9 @@ def cluster_nodes(
 
     Returns:
       ``[n]`` int32, the cluster of every node.
+
+    Raises:
+      ValueError: k is not in 1..n, or Z is not finite or no matrix.
     """
     z = np.asarray(Z)
     if z.ndim != 2 or not np.isfinite(z).all():
@@ -95,6 +98,9 @@ def pool(
 
     Returns:
       ``[C, d]``.
+
+    Raises:
+      ValueError: a cluster out of range, or an array of another length.
     """
     n = stats.q.shape[0]
     check_clusters(cluster, n, num_clusters)
@@ -145,10 +151,18 @@ def cluster_deviation_bound(
     errors. With all nodes as one cluster it is Prop. 3.1. What the boundary adds does
     not fall with alpha.
 
-    The cluster, of `members` ``[n]`` bool and learnt at alpha > 0, has an induced graph
-    with a second smallest Laplacian eigenvalue lam2 > 0; `mean_square` ``[n]`` is that
-    of the noise at every node, ||e_i||^2 / m_i, `model` ``[d]`` the true parameters, W
-    ``[n, d]`` the solution, of which the rows outside the cluster count.
+    Args:
+      graph: the network.
+      members: ``[n]`` bool, the cluster, whose induced graph is connected.
+      alpha: > 0, the strength of GTVMin.
+      lam2: second smallest Laplacian eigenvalue of ``induced(graph, members)``, > 0.
+      mean_square: ``[n]``, of the noise at every node, ||e_i||^2 / m_i.
+      model: ``[d]``, the true parameters of the cluster.
+      W: ``[n, d]``, the solution, of which the rows outside the cluster count.
+
+    Raises:
+      ValueError: alpha or lam2 is not > 0, or members is not bool or has another
+        shape.
     """
     check.positive(alpha=alpha, lam2=lam2)
     inside = as_mask("members", members, (graph.num_nodes,))

@@ -35,12 +35,18 @@ def average(
     eta: Rate | None = None,
     record: Callable[[PyTree], Any] | None = None,
 ) -> tuple[PyTree, Any]:
-    r"""Runs consensus from y ``[n, ...]``, what every node measured.
+    r"""Runs consensus from y.
 
-    Each component averages for itself. A step sends every vector once along every edge,
-    both ways. eta should be below :math:`2 / \lambda_n`, see `check_rate` and
-    `best_rate`; by default it is 1 / (2 d_max), which is safe on every graph. Returns
-    the last state and what was recorded, see `iterate.iterate`.
+    Args:
+      graph: the network; each component averages for itself.
+      y: leaves ``[n, ...]``, what every node measured.
+      rounds: steps, each sending every vector once along every edge, both ways.
+      eta: below :math:`2 / \lambda_n`, see `check_rate` and `best_rate`; by default
+        1 / (2 d_max), which is safe on every graph.
+      record: as for `iterate.iterate`.
+
+    Returns:
+      The last state and what was recorded.
     """
     if eta is None:
         most = jnp.max(degree(graph))

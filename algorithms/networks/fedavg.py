@@ -51,7 +51,10 @@ def make(
       clients: how many nodes take part in a round, drawn uniformly without
         replacement; or which ones, in every round; None is all.
       weights: "uniform" counts every client once, "samples" by `num_samples`.
-      num_samples: m_i ``[n]``, > 0; with "samples" only.
+      num_samples: m_i ``[n]``, > 0.
+
+    Raises:
+      ValueError: an argument is out of range, or weights and num_samples disagree.
     """
     check.one_of(("uniform", "samples"), weights=weights)
     if (weights == "samples") != (num_samples is not None):

@@ -32,10 +32,17 @@ Oracle = Callable[[PyTree, Round, Key | None], PyTree]
 
 
 def make(graph: Graph, losses: Losses, *, alpha: ArrayLike, eta: Rate) -> Operator:
-    """Builds FedGD for differentiable losses and alpha >= 0, else a ValueError.
+    """Builds FedGD.
 
-    The learning rate eta > 0 is a number, one per node ``[n]``, or a schedule of t that
-    gives either; `check_rate` says whether it is small enough.
+    Args:
+      graph: the network.
+      losses: differentiable local losses.
+      alpha: strength of GTVMin, >= 0.
+      eta: learning rate > 0: a number, one per node ``[n]``, or a schedule of t giving
+        either. `check_rate` says whether it is small enough.
+
+    Raises:
+      ValueError: alpha or eta is out of range.
     """
     return from_oracle(graph, lambda W, t, key: losses.grad(W), alpha=alpha, eta=eta)
 

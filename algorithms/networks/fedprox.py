@@ -35,7 +35,14 @@ def make(
 ) -> Operator:
     """Builds FedProx; states are ``[n, ...]`` with equal rows.
 
-    eta is > 0, and `clients` as in `fedavg.make`; others raise ValueError.
+    Args:
+      losses: local losses with a proximal operator.
+      num_nodes: n.
+      eta: > 0.
+      clients: as in `fedavg.make`.
+
+    Raises:
+      ValueError: eta or clients is out of range.
     """
     check.positive(eta=eta)
 

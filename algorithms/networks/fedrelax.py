@@ -29,7 +29,12 @@ from fedjax_core.networks.oracles import Losses, check_quadratic, quadratic_shap
 
 
 def make(graph: Graph, losses: Losses, *, alpha: ArrayLike) -> Operator:
-    """Builds FedRelax for any losses with a proximal operator, and alpha > 0.
+    """Builds FedRelax for any losses with a proximal operator.
+
+    Args:
+      graph: the network, without isolated nodes.
+      losses: the local losses.
+      alpha: strength of GTVMin, > 0.
 
     Raises:
       ValueError: alpha is out of range, or a node has no neighbour: it has no mean to
@@ -55,11 +60,16 @@ def make_quadratic(
 ) -> Operator:
     r"""Builds FedRelax for the losses w'Q_i w + q_i'w, on W ``[n, d]``.
 
-    The update is
-    :math:`(Q_i + \alpha \deg_i I)^{-1} (-q_i/2 + \alpha \sum_j A_{ij} w_j)`, factored
-    once. A node without neighbours, or every node when alpha is 0, goes to its local
-    minimiser, the one of least norm where Q_i is singular. (Dividing by its degree, as
-    the book does, leaves it undefined.) Q is ``[n, d, d]``, q ``[n, d]``, alpha >= 0.
+    The update is :math:`(Q_i + \alpha \deg_i I)^{-1} (-q_i/2 + \alpha \sum_j A_{ij}
+    w_j)`, factored once. A node without neighbours, or every node when alpha is 0, goes
+    to its local minimiser, the one of least norm where Q_i is singular. (Dividing by
+    its degree, as the book does, leaves it undefined.)
+
+    Args:
+      graph: the network.
+      Q: ``[n, d, d]``, symmetric and positive semi-definite.
+      q: ``[n, d]``.
+      alpha: >= 0.
 
     Raises:
       ValueError: alpha is out of range, shapes do not fit, a Q_i that is not of that

@@ -32,11 +32,18 @@ from fedjax_core.types import Key, PyTree
 
 
 def make(graph: Graph, oracle: Oracle, *, alpha: ArrayLike, eta: Rate) -> Operator:
-    """Builds FedSGD, as `fedgd.make`.
+    """Builds FedSGD.
 
-    The oracle, ``(W, t, key) -> G``, gives gradient estimates like W: `least_squares`,
-    `batches`, or another. For convergence to a point eta must decay, see
-    `schedules.power_decay`.
+    Args:
+      graph: the network.
+      oracle: ``(W, t, key) -> G``, gradient estimates like W: `least_squares`,
+        `batches`, or another.
+      alpha: strength of GTVMin, >= 0.
+      eta: learning rate > 0, as in `fedgd.make`; one that decays
+        (`schedules.power_decay`) for convergence to a point.
+
+    Raises:
+      ValueError: alpha or eta is out of range.
     """
     return from_oracle(graph, oracle, alpha=alpha, eta=eta)
 
@@ -49,8 +56,11 @@ def least_squares(
 ) -> Oracle:
     """Batch gradients of the mean squared errors of linear models, W ``[n, d]``.
 
-    X is ``[n, m, d]``, y ``[n, m]``; b = batch_size is in [1, m_i] for every node, None
-    takes all m_i rows of each that exist by `mask` ``[n, m]`` bool, by default all.
+    Args:
+      X: ``[n, m, d]``.
+      y: ``[n, m]``.
+      batch_size: b, in [1, m_i] for every node; None takes all m_i rows of each.
+      mask: ``[n, m]`` bool, the rows that exist; by default all.
 
     Raises:
       ValueError: other shapes, a node without rows, or a batch larger than some m_i.

@@ -92,10 +92,16 @@ class State(NamedTuple):
 
 
 def make(config: Config, graph: Graph, draw: labelled.Draw) -> System:
-    """Builds the system for `networks.run`, of a network inside and between clusters.
+    """Builds the system for `networks.run`.
 
-    A node without neighbours in its cluster and without a strength, pull or enough rows
-    takes the nearest of its many minima. `labelled.checked` refuses what is drawn.
+    Args:
+      config: of the method.
+      graph: the network, inside and between clusters.
+      draw: a seed's clusters and data. A node without neighbours in its cluster and
+        without a strength, pull or enough rows takes the nearest of its many minima.
+
+    Raises:
+      ValueError: what is drawn is refused by `labelled.checked`.
     """
     Q = config.num_clusters
 

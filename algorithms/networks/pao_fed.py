@@ -147,8 +147,12 @@ def make(
     """Builds the method for `networks.run`, which reports "test_mse".
 
     Every round reports "participants" and the bytes they send and receive, float32
-    entries and packed signs. `world` are the streams, see `System`, and `name` is
-    recorded.
+    entries and packed signs.
+
+    Args:
+      config: hyper-parameters.
+      world: the streams, see `System`.
+      name: recorded.
 
     Raises:
       ValueError: num_shared is larger than the number of features, or as

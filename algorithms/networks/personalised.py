@@ -27,9 +27,15 @@ from fedjax_core.types import PyTree
 def personalised_gd(graph: Graph, losses: Losses, alpha: PyTree, eta: Rate) -> Step:
     """A step of gradient descent on the problem above, for `iterate.iterate`.
 
-    alpha is a tree like a prefix of W. A leaf is a strength >= 0 for all below it, or
-    an array that broadcasts to one node's parameters, a strength for each. eta is as
-    for `descent.gradient_step`. Others raise ValueError.
+    Args:
+      graph: the network.
+      losses: of the nodes.
+      alpha: a tree like a prefix of W. A leaf is a strength >= 0 for all below it, or
+        an array that broadcasts to one node's parameters, a strength for each.
+      eta: the rate, as for `descent.gradient_step`.
+
+    Raises:
+      ValueError: a strength that is negative or not finite, or a rate <= 0.
     """
     check_strengths("alpha", alpha)
 

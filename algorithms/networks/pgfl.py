@@ -129,7 +129,12 @@ class State(NamedTuple):
 
 
 def make(config: Config, graph: Graph, draw: served.Draw) -> System:
-    """Builds the system for `networks.run`; the graph is the servers'.
+    """Builds the system for `networks.run`.
+
+    Args:
+      config: of the method.
+      graph: the servers'.
+      draw: a seed's clients.
 
     Raises:
       ValueError: servers that mix are not connected, or `served.prepared` refuses

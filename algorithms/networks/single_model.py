@@ -33,8 +33,13 @@ from fedjax_core.networks.oracles import Losses
 def make(losses: Losses, *, eta: Rate, local_steps: int = 1) -> Operator:
     """Builds projected gradient descent; states are ``[n, ...]`` with equal rows.
 
-    The learning rate eta > 0 is a number, one per node, or a schedule of t, R =
-    local_steps >= 1; others raise ValueError.
+    Args:
+      losses: differentiable local losses.
+      eta: learning rate > 0: a number, one per node, or a schedule of t.
+      local_steps: R >= 1.
+
+    Raises:
+      ValueError: eta or local_steps is out of range.
     """
     return from_oracle(lambda W, t, key: losses.grad(W), eta=eta, steps=local_steps)
 
@@ -68,8 +73,14 @@ def fixed_point(Q: ArrayLike, q: ArrayLike, eta: ArrayLike, steps: int) -> jax.A
     :math:`(\sum_i (I - M_i))^{-1} \sum_i (I - M_i) a_i`: for R = 1 the minimiser of the
     sum, for R to infinity the mean of the a_i.
 
-    Q ``[n, d, d]`` are semi-definite, q is ``[n, d]``, the rate eta below 1 / ld(Q_i)
-    and R >= 1; else a ValueError; of several fixed points that of least norm.
+    Args:
+      Q: ``[n, d, d]``, semi-definite; of several fixed points that of least norm.
+      q: ``[n, d]``.
+      eta: the rate, below 1 / ld(Q_i).
+      steps: R >= 1.
+
+    Raises:
+      ValueError: steps < 1.
     """
     check.positive_int(steps=steps)
     Q, q = as_float(Q), as_float(q)

@@ -97,9 +97,18 @@ def vertical_gd(
 ) -> tuple[jax.Array, Any]:
     """The gradient form, from 0.
 
-    Every round publishes n m numbers. The labels y are ``[m]``. eta, or a schedule of
-    it, should be below m over the largest eigenvalue of X'X; `record` is as for
-    `iterate.iterate`. Returns parameters ``[n, K]``, padding 0, and what was recorded.
+    Args:
+      columns: from `split_columns`.
+      y: ``[m]`` labels.
+      rounds: steps; each publishes n m numbers.
+      eta: below m over the largest eigenvalue of X'X; a schedule is allowed.
+      record: as for `iterate.iterate`.
+
+    Returns:
+      Parameters ``[n, K]``, padding 0, and what was recorded.
+
+    Raises:
+      ValueError: another number of labels than data points.
     """
     X, y = columns.X, as_float(y)
     _check_labels(columns, y)
@@ -119,7 +128,15 @@ def lifted_statistics(
     """The losses of the GTVMin form, on Z_i row by row: ``[n, m n]``.
 
     Their matrices hold n (m n)^2 numbers: a construction for small tables.
-    `label_node` has the labels y ``[m]``, and b is > 0; others raise ValueError.
+
+    Args:
+      columns: from `split_columns`.
+      y: ``[m]`` labels.
+      label_node: the node that has them.
+      b: > 0.
+
+    Raises:
+      ValueError: b <= 0, no such node, or another number of labels than data points.
     """
     X, y = columns.X, as_float(y)
     n, m, _ = X.shape

@@ -101,9 +101,16 @@ class State(NamedTuple):
 
 
 def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> System:
-    """Builds the system for `networks.run`, on a connected graph, else a ValueError.
+    """Builds the system for `networks.run`.
 
-    `risk` is what the nodes minimise, `draw` a seed's data.
+    Args:
+      config: of the method.
+      graph: the network.
+      risk: what the nodes minimise.
+      draw: a seed's data.
+
+    Raises:
+      ValueError: the graph is not connected.
     """
     check_connected(graph)
     exact = config.primal == "exact"

@@ -88,8 +88,13 @@ def minimise(
 ) -> PyTree:
     """The first half of a round: what every node's parameters become.
 
-    Weights of the graph multiply the penalty rho > 0, and those of masked edges are 0.
-    `toward` is a further pull.
+    Args:
+      graph: the network; weights multiply rho, and those of masked edges are 0.
+      rho: the penalty, > 0.
+      primal: how a node minimises.
+      state: where all nodes are.
+      t: the round, from 0.
+      toward: a further pull, or None.
     """
     dtype = jnp.result_type(*jax.tree.leaves(state.sent))
     curvature = 2 * rho * degree(graph).astype(dtype)
@@ -122,8 +127,12 @@ def step(
 ) -> Callable[..., State]:
     """The round ``(state, t, key=None, toward=None) -> state``, for `iterate.iterate`.
 
-    See `minimise`; `perturb`, ``(params, t, key) -> sent``, is what a node does to its
-    parameters before it sends them, None nothing.
+    Args:
+      graph: see `minimise`, as for rho and primal.
+      rho: see there.
+      primal: see there.
+      perturb: ``(params, t, key) -> sent``, what a node does to its parameters before
+        it sends them; None sends them as they are.
     """
 
     def one(state, t, key=None, toward=None):

@@ -116,22 +116,28 @@ def run(
 ) -> tuple[PyTree, Any]:
     """Executes every event of a schedule; all active and no delay is a synchronous run.
 
-    It equals `operators.run`, with the same channel and key, then up to rounding. What
-    nodes sent at the last ``max_delay + 1`` events is kept in a ring. A node emits at
-    every event, active or not.
+    It equals `operators.run`, with the same channel and key, then up to rounding.
+
+    What nodes sent at the last ``max_delay + 1`` events is kept in a ring
+    ``[max_delay + 1, n, ...]``. A node emits at every event, active or not.
 
     Args:
       operator: a method on a graph, without a `select` of its own. `project` must act
         on every node for itself.
-      schedule: one schedule, for that graph; map over several with `jax.vmap`.
+      schedule: one schedule; map over several with `jax.vmap`.
       W: where to start, leaves ``[n, ...]``.
       key: for methods that draw.
       record: ``(W) -> pytree``, kept after every event.
-      channel: what happens to messages on their way, old ones too, as for
-        `operators.step`.
+      channel: what happens to messages on their way, as for `operators.step`. It gets
+        those that are read at event t, old ones too.
 
     Returns:
       The last `W` and the history, ``[T, ...]``.
+
+    Raises:
+      ValueError: no graph, an operator with a `select`, a schedule for another number
+        of nodes or edges, or a leaf of W that has not one row per node where
+        `Operator.keep` asks for it.
     """
     (W, _), history = iterate(
         step(operator, schedule, channel),
@@ -281,10 +287,18 @@ def partially_asynchronous(
     activity: float = 0.5,
     all_start: bool = False,
 ) -> Schedule:
-    """A random schedule that is partially asynchronous with `bound` >= 1.
+    """A random schedule that is partially asynchronous with `bound`.
 
-    A node acts with a probability of `activity`, always after ``bound - 1`` idle events
-    and, with `all_start`, at event 0; delays are uniform on 0..min(bound, t).
+    A node acts with probability `activity`, and always after ``bound - 1`` idle events;
+    delays are uniform on 0..min(bound, t).
+
+    Args:
+      graph: who hears whom.
+      num_events: T.
+      bound: Bd >= 1.
+      key: decides everything.
+      activity: in [0, 1].
+      all_start: every node acts at event 0.
     """
     check.positive_int(num_events=num_events, bound=bound)
     check.in_range(0, 1, activity=activity)
@@ -313,9 +327,13 @@ def growing_delays(
 ) -> Schedule:
     """A totally asynchronous schedule: delays grow without a bound, activity is random.
 
-    Nodes act with a probability of `activity` > 0. `growth` makes of t, ``[T]`` floats,
-    delays, rounded down and kept in 0..t. The copy that is read must grow new for ever,
-    as with t - sqrt(t).
+    Args:
+      graph: who hears whom.
+      num_events: T.
+      key: decides who acts.
+      growth: ``[T]`` floats t -> delays, rounded down and kept in 0..t. The copy that
+        is read must grow new for ever, as with t - sqrt(t).
+      activity: probability that a node acts, > 0.
     """
     check.positive_int(num_events=num_events)
     check.positive(activity=activity)
@@ -331,7 +349,11 @@ def growing_delays(
 def lossy_links(graph: Graph, num_events: int, loss: float, key: Key) -> Schedule:
     """All nodes act, but messages get lost, and then the receiver keeps its old copy.
 
-    That happens with a probability of `loss`, in [0, 1). Everybody knows event 0.
+    Args:
+      graph: who hears whom.
+      num_events: T.
+      loss: probability that a message is lost, in [0, 1). Everybody knows event 0.
+      key: decides which.
     """
     check.positive_int(num_events=num_events)
     check.fraction(loss=loss)
@@ -350,12 +372,16 @@ def contraction_bound(
 ) -> jax.Array:
     r"""How much of max_i ||w_i - w^_i|| is left before event t, at most.
 
-    For operators that contract by `kappa` in [0, 1) towards their fixed point in the
-    block-maximum norm, on partially asynchronous schedules of a bound B >= 1:
-    :math:`\kappa^{\max(0, t - B + 1) / (2B)}`, t of any shape. The book prints
-    :math:`\kappa^{t / (2B + 1)}` (Eq. (134)), which holds for
-    :math:`t \ge (B - 1)(2B + 1)`, and for all t only if every node acts at event 0;
-    `printed` asks for it.
+    For operators that contract towards their fixed point in the block-maximum norm, on
+    partially asynchronous schedules: :math:`\kappa^{\max(0, t - B + 1) / (2B)}`. The
+    book prints :math:`\kappa^{t / (2B + 1)}` (Eq. (134)), which holds for
+    :math:`t \ge (B - 1)(2B + 1)`, and for all t only if every node acts at event 0.
+
+    Args:
+      kappa: contraction factor in [0, 1).
+      bound: B >= 1.
+      t: events done, any shape.
+      printed: the book's rate.
 
     Returns:
       Floats of the widest type in use, rounded up: never below the exact value, and 0

@@ -25,10 +25,13 @@ def poison_channel(
     nodes: ArrayLike | None = None,
     links: ArrayLike | None = None,
 ) -> Channel:
-    """A channel that poisons messages in every round, see `operators.step`.
+    """A channel that poisons messages in every round, see `networks.network`.
 
-    Those of `nodes`, ``[n]`` bool, on all their links, and those on the directed edges
-    `links`, ``[2E]`` bool.
+    Args:
+      graph: the network.
+      attack: see the module.
+      nodes: ``[n]`` bool, whose messages are poisoned on all their links.
+      links: ``[2E]`` bool, directed edges on which messages are; may come with `nodes`.
 
     Raises:
       ValueError: neither is given, or one of another shape.

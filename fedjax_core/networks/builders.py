@@ -82,9 +82,13 @@ def stochastic_block(
 ) -> Graph:
     """Clusters that are dense inside and loosely tied to each other.
 
-    The nodes of clusters of the given sizes follow one another, see `block_labels`; two
-    are joined with probability p_in inside a cluster, with p_out between clusters.
     Jung, Section 6.2, for the structure; the probabilities are ours.
+
+    Args:
+      sizes: of the clusters, >= 1. Their nodes follow one another: `block_labels`.
+      p_in: probability of an edge between two nodes of a cluster.
+      p_out: probability of an edge between two nodes of different clusters.
+      seed: int >= 0.
     """
     label = block_labels(sizes)
     check.in_range(0, 1, p_in=p_in, p_out=p_out)
@@ -196,13 +200,17 @@ def ranked_choices(
 
     Args:
       values: ``[n]``, what nodes are compared by, such as the mean of their data.
-      num_candidates: how many other nodes a node looks at, in 1..n-1. The exercise's
-        "10 percent" of 99 is not a whole number; 10 is our reading.
-      k: how many it chooses, those of nearest value, in 1..num_candidates.
+      num_candidates: how many other nodes a node looks at. The exercise's "10 percent"
+        of 99 is not a whole number; 10 is our reading.
+      k: how many it chooses, those of nearest value.
       seed: int >= 0.
 
     Returns:
       ``[n, k]`` ints, nearest first. `from_choices` makes a network of them.
+
+    Raises:
+      ValueError: num_candidates is not in 1..n-1, k not in 1..num_candidates, or a
+        value is not finite.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():

@@ -19,11 +19,18 @@ def coupled_inverse(
 ) -> Inverse:
     """The pseudo-inverse of blockdiag(Q_i) + alpha (D + sign A) (x) I.
 
-    Set up in the nodes for features that the losses Q ``[n, d, d]`` hold, and in the
-    eigenvectors of the coupling for those next to which the losses would drown where
-    all nodes agree. A are the graph's weights, D their row sums; the sign -1 makes the
-    Laplacian, 1 the signless one. The matrix is ``[n d, n d]``: in float64, by NumPy
-    and for every component apart, if all is known.
+    Set up in the nodes for features that the losses hold, and in the eigenvectors of
+    the coupling for those next to which the losses would drown where all nodes agree.
+
+    Args:
+      Q: ``[n, d, d]``, semi-definite, floats.
+      graph: A are its weights, D their row sums.
+      alpha: >= 0.
+      sign: -1 for the Laplacian, 1 for the signless one.
+
+    Returns:
+      A matrix ``[n d, n d]``: in float64, by NumPy and for every component apart, if
+      all is known.
     """
     if is_known(Q, graph.weight, alpha):
         return _known_coupled_inverse(Q, graph, alpha, sign)

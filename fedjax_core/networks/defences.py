@@ -60,6 +60,11 @@ def relax_by_norm(
       alpha: > 0.
       inner_steps: proximal steps per call.
 
+    Returns:
+      ``[n, ...]``.
+
+    Raises:
+      ValueError: alpha is not positive, or inner_steps < 1.
     """
     check.positive(alpha=alpha)
     check.positive_int(inner_steps=inner_steps)

@@ -123,6 +123,9 @@ def backtracking_step(
 
     Returns:
       A step of `Backtracking`; start from ``Backtracking(w, guess)``.
+
+    Raises:
+      ValueError: a constant out of range.
     """
     check.open_interval(0, 1, c1=c1, shrink=shrink)
     check.positive_int(max_tries=max_tries)
@@ -197,8 +200,11 @@ def generalised_step(
         instead of giving it to `iterate`.
       predict: ``(h, X) -> [rows]``.
       data: X ``[m, d]`` and y ``[m]``.
-      test: ``[m', d]``, the same in all steps; neither set may be empty.
+      test: ``[m', d]``, the same in all steps.
       eta: > 0.
+
+    Raises:
+      ValueError: eta <= 0, or an empty training or test set.
     """
     check.positive(eta=eta)
     X, y, test = map(as_float, (*data, test))

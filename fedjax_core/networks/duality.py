@@ -82,6 +82,9 @@ def dual_value(
 
     Its edge terms are ||u_e||^2 / (4 alpha A_e). It is -inf where something flows along
     an edge with alpha A_e = 0.
+
+    Raises:
+      ValueError: alpha < 0 or NaN.
     """
     check.non_negative(alpha=alpha)
     square = (U**2).sum(range(1, U.ndim))
@@ -117,7 +120,9 @@ def certificate(
     """Certifies W ``[n, d]`` for quadratic losses and the squared penalty.
 
     Take it in float64: in float32 the gap drowns in the rounding of its two terms.
-    Raises ValueError for alpha < 0, or a Q_i that isn't positive definite.
+
+    Raises:
+      ValueError: alpha < 0, or a Q_i that isn't positive definite.
     """
     primal = gtvmin.objective(oracles.quadratic(Q, q, c), graph, W, alpha)
     U = edge_duals(graph, W, alpha)

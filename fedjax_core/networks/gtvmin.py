@@ -48,9 +48,17 @@ def objective(
     alpha: ArrayLike,
     penalty: Penalty | None = None,
 ) -> jax.Array:
-    """The objective of GTVMin at W ``[n, ...]``; a scalar (Jung, (48) and (49)).
+    """The objective of GTVMin at W; a scalar (Jung, (48) and (49)).
 
-    alpha is >= 0 and phi a penalty of `variation`, by default the squared norm.
+    Args:
+      losses: of the nodes.
+      graph: the network.
+      W: leaves ``[n, ...]``.
+      alpha: >= 0.
+      penalty: phi, of `variation`; by default the squared norm.
+
+    Raises:
+      ValueError: alpha < 0 or NaN.
     """
     check.non_negative(alpha=alpha)
     return losses.value(W).sum() + alpha * gtv(graph, W, penalty)
@@ -63,8 +71,15 @@ def discrepancy_objective(
 
     Jung, (66).
 
-    The local losses of the hypotheses are ``[n]``; `discrepancy` ``[E]`` says how much
-    the two of every edge differ on its test set, such as `variation.discrepancy`.
+    Args:
+      local: ``[n]``, the local losses of the hypotheses.
+      graph: with edges in the order of `discrepancy`.
+      discrepancy: ``[E]``, how much the two hypotheses of every edge differ on the
+        edge's test set, such as `variation.discrepancy`.
+      alpha: >= 0.
+
+    Raises:
+      ValueError: alpha < 0 or NaN.
     """
     check.non_negative(alpha=alpha)
     return local.sum() + alpha * (graph.weight * discrepancy).sum()
@@ -108,8 +123,10 @@ def system(
 ) -> tuple[jax.Array, jax.Array]:
     """The matrix Q ``[n d, n d]`` and the vector q ``[n d]``, for small networks.
 
-    Q ``[n, d, d]``, q ``[n, d]`` and alpha >= 0 are those of the nodes; others raise
-    ValueError. Jung, (53).
+    Jung, (53).
+
+    Raises:
+      ValueError: shapes other than ``[n, d, d]`` and ``[n, d]``, or alpha < 0.
     """
     Q, q = _checked(graph, Q, q, alpha)
     n, d = q.shape
@@ -135,8 +152,15 @@ def closed_form(
     in float32, nodes without losses behind an edge a million times weaker than others
     may be taken for cut off. Jung, Section 3.3.1.
 
-    Several minimisers raise ValueError if `require_unique`, as do other Q than
-    ``[n, d, d]``, semi-definite, q than ``[n, d]`` and alpha than >= 0.
+    Args:
+      graph: the network.
+      Q: ``[n, d, d]``.
+      q: ``[n, d]``.
+      alpha: >= 0.
+      require_unique: raise if there are several minimisers.
+
+    Raises:
+      ValueError: wrong shapes, alpha < 0, or several minimisers where that is refused.
     """
     Q, q = _checked(graph, Q, q, alpha)
     if require_unique and not is_unique(graph, Q, alpha):
@@ -186,8 +210,16 @@ def conjugate_gradients(
 
     Of several minimisers it finds the one of least norm.
 
-    It stops at a relative residual of `tol`, by default 100 times the rounding error,
-    or after max_rounds, 10 n d. Q is ``[n, d, d]``, q ``[n, d]``, alpha >= 0.
+    Args:
+      graph: the network.
+      Q: ``[n, d, d]``.
+      q: ``[n, d]``.
+      alpha: >= 0.
+      tol: stop at this relative residual; by default 100 times the rounding error.
+      max_rounds: by default 10 n d.
+
+    Raises:
+      ValueError: wrong shapes or alpha < 0.
     """
     Q, q = _checked(graph, Q, q, alpha)
     tol = 100 * float(jnp.finfo(q.dtype).eps) if tol is None else tol

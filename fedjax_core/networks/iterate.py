@@ -98,8 +98,12 @@ def iterate_until(
       state: where to start.
       stop: ``(old, new) -> bool`` scalar, asked after every step; `small_change`,
         `small_decrease` or your own.
-      max_rounds: the most steps to take, an int >= 0.
+      max_rounds: the most steps to take, >= 0.
       key: source of the steps' keys.
+
+    Raises:
+      ValueError: `max_rounds` is negative.
+      TypeError: it is no int.
     """
     check_count(max_rounds=max_rounds)
 

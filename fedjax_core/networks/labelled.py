@@ -91,9 +91,15 @@ def others(
     where :math:`R_k` has the other clusters with a neighbour of k: the text divides by
     all of them, and its means of no models are not defined.
 
-    Weights of the network weigh the inner mean; the cluster, ``[n]`` ints from 0 on,
-    may be traced, and W is ``[n, d]``. Returns the means ``[n, d]``, 0 where there is
-    no such neighbour, and ``[n]`` bool, whether there is.
+    Args:
+      graph: the network; weights weigh the inner mean.
+      cluster: ``[n]`` ints from 0 on; may be traced.
+      num_clusters: there are.
+      W: ``[n, d]``.
+
+    Returns:
+      The means ``[n, d]``, and ``[n]`` bool, whether there is such a neighbour; 0 where
+      there is none.
     """
     member = jax.nn.one_hot(cluster, num_clusters, dtype=W.dtype)
     total = neighbour_sum(graph, member[:, :, None] * W[:, None, :])

@@ -87,9 +87,13 @@ def least_squares_statistics(
     """The average squared errors of linear models, ||y_i - X_i w||^2 / m_i.
 
     Q_i = X_i' X_i / m_i, q_i = -2 X_i' y_i / m_i and c_i = y_i' y_i / m_i (Jung, (6)
-    and (53)) of features X ``[n, m, d]``, labels y ``[n, m]`` and the m_i rows of a
-    `mask` ``[n, m]`` bool, by default all. Every node counts the same, however many
-    rows it has; one without any has, if that is allowed, the zero loss.
+    and (53)). Every node counts the same, however many rows it has.
+
+    Args:
+      X: ``[n, m, d]`` features.
+      y: ``[n, m]`` labels.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
+      allow_empty: whether a node without rows is meant to have the zero loss.
 
     Raises:
       ValueError: other shapes, a row that is not finite, or a node without rows.
@@ -240,8 +244,12 @@ def smooth(
       method: "newton", which forms the d x d Hessian of every node and shortens steps
         that would raise the gradient's norm; or "gradient".
       steps: inner steps of prox.
-      step_size: of "gradient", and only there, one number or ``[n]`` > 0; at most 1 /
-        (smoothness + rho) keeps it from diverging.
+      step_size: of "gradient", one number or ``[n]``; at most 1 / (smoothness + rho)
+        keeps it from diverging.
+
+    Raises:
+      ValueError: an unknown method, steps < 1, or a step_size that is missing, <= 0 or
+        given to "newton".
     """
     check.one_of(("newton", "gradient"), method=method)
     check.positive_int(steps=steps)

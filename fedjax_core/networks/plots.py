@@ -76,6 +76,9 @@ def network(
 
     Returns:
       The nodes, for a colour bar.
+
+    Raises:
+      ValueError: a place for another number of nodes.
     """
     from matplotlib.collections import LineCollection
 
@@ -149,15 +152,20 @@ def timeline(
     """Draws who acts at which event, and on copies of what age.
 
     A line leads from where and when a copy was made to the node and event that read it;
-    nodes that act are dots. Colours are ages, t - t_ij. The lines are returned, for a
-    colour bar.
+    nodes that act are dots. Colours are ages, t - t_ij.
 
     Args:
       axes: to draw on.
       graph: who hears whom.
-      schedule: for that graph, else a ValueError.
+      schedule: for that graph.
       nodes: to draw, from top to bottom; by default all.
       events: to draw, from the first on; by default all.
+
+    Returns:
+      The lines, for a colour bar.
+
+    Raises:
+      ValueError: a schedule for another graph, or a node that does not exist.
     """
     from matplotlib import colormaps
     from matplotlib.collections import LineCollection

@@ -172,8 +172,15 @@ def convex_clustering(
     """Convex clustering of the points a ``[n, ...]``: losses ||w - a_i||^2.
 
     Points joined by edges whose rows of W are equal, up to what `tol` leaves, form a
-    cluster, see `clustered.n_clusters`. Two points on a line with weight A merge
-    exactly at alpha = |a_2 - a_1| / A. Other arguments as for `solve`. Jung, (67).
+    cluster, see `clustered.n_clusters`. Two points on a line with weight A
+    merge exactly at alpha = |a_2 - a_1| / A. Jung, (67).
+
+    Args:
+      graph: which pairs attract each other, and how much.
+      a: the points.
+      alpha: >= 0.
+      p: of the norm, >= 1.
+      **options: of `solve`.
     """
     a = arrays.as_float(a)
     options.setdefault("conjugate", squared_distance_conjugate(a))

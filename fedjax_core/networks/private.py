@@ -52,10 +52,13 @@ def sender(
 
     One example moves a row by at most :math:`2 C / (D_k \mu_k(t))`.
 
-    mu_k, the curvature ``t -> [n]`` or one number, is how strongly convex what node k
-    minimises is, D_k = `num_examples`, ``[n]``, and C the gradient_bound, see
-    `check_bound`. A node without neighbours says nothing. The budget is that of every
-    node, or None for messages without noise.
+    Args:
+      graph: who hears whom. A node without neighbours says nothing.
+      budget: of every node, or None for messages without noise.
+      gradient_bound: C, see `check_bound`.
+      num_examples: D_k, ``[n]``.
+      curvature: ``t -> [n]`` or one number, mu_k: how strongly convex what node k
+        minimises is.
 
     Returns:
       ``(ledger, W, t, key) -> (sent, ledger)`` with W and what is sent ``[n, d]``, and
@@ -74,8 +77,10 @@ def sender_to(
 ) -> Callable[..., tuple[jax.Array, Ledger]]:
     """`sender` for messages to any number of others, ``heard [n]`` int32 of them.
 
-    Who sends to nobody spends nothing and gets his row back as it is. A budget and W of
-    another dtype than float32 and float64 raise TypeError.
+    Who sends to nobody spends nothing and gets his row back as it is.
+
+    Raises:
+      TypeError: a budget and W of another dtype than float32 and float64.
     """
 
     def most(t):

@@ -120,7 +120,13 @@ def world(risk: Risk, draw: Draw) -> Callable[[Key], World]:
 def nodes(
     risk: Risk, X: ArrayLike, y: ArrayLike, mask: ArrayLike | None = None
 ) -> Nodes:
-    """Prepares the data once: X ``[n, m, d]``, y ``[n, m]`` and a mask of the rows.
+    """Prepares the data once.
+
+    Args:
+      risk: what the nodes minimise.
+      X: ``[n, m, d]``.
+      y: ``[n, m]``.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. D_k counts them.
 
     Raises:
       ValueError: other shapes, a row that is not finite, a node without rows, or

@@ -108,9 +108,13 @@ def absolute(
     """The average absolute errors of linear models, sum_r |y_ir - x_ir' w| / m_i.
 
     The gradient is a sub-gradient that counts exact fits as 0, so `prox_residual` does
-    not apply; `absolute_prox`, whose `steps` prox takes, gives the same prox with a
-    certificate. X are ``[n, m, d]`` features, y ``[n, m]`` labels, and `mask`
-    ``[n, m]`` bool says which rows exist, by default all; m_i counts them.
+    not apply; `absolute_prox` gives the same prox with a certificate.
+
+    Args:
+      X: ``[n, m, d]`` features.
+      y: ``[n, m]`` labels.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
+      steps: of `absolute_prox`.
 
     Raises:
       ValueError: other shapes, of W too, a row that is not finite, a node without rows,
@@ -138,9 +142,19 @@ def absolute_prox(
       \sum_r (|e_r| / m - u_r e_r) + \|\rho (w - v) - X^\top u\|^2 / (2 \rho), \qquad
       e = y - X w,
 
-    a sum of terms >= 0. Newton steps, each a d x d solve per node, on the conditions
-    for all to vanish cut it by ten or so each, until rounding stops them. Arguments are
-    those of `absolute` and of its prox, V ``[n, d]`` and rho > 0.
+    a sum of terms >= 0. Newton steps on the conditions for all to vanish cut it by ten
+    or so each, until rounding stops them.
+
+    Args:
+      X: ``[n, m, d]``.
+      y: ``[n, m]``.
+      V: ``[n, d]``.
+      rho: > 0, one number or ``[n]``.
+      mask: ``[n, m]`` bool, the rows that exist; by default all.
+      steps: Newton steps, each a d x d solve per node.
+
+    Raises:
+      ValueError: as `absolute`.
     """
     X, y, share = _node_data(X, y, mask)
     check.positive_int(steps=steps)
@@ -161,11 +175,16 @@ def huber(
     so a large delta gives `least_squares_statistics`. Its gradient is continuous:
     `prox_residual` says how good a prox is.
 
-    The steps of prox are those of `absolute_prox`: Newton steps on the loss itself
-    would jump over the errors below delta. Other arguments are those of `absolute`.
+    Args:
+      X: ``[n, m, d]`` features.
+      y: ``[n, m]`` labels.
+      delta: > 0, one number or ``[n]``.
+      mask: ``[n, m]`` bool, the rows that exist; by default all.
+      steps: of prox, the method of `absolute_prox`: Newton steps on the loss itself
+        would jump over the errors below delta.
 
     Raises:
-      ValueError: as `absolute`, or delta, one number or ``[n]``, is not > 0.
+      ValueError: as `absolute`, or delta <= 0.
     """
     X, y, share = _node_data(X, y, mask)
     delta = per_node("delta", delta, share)

@@ -92,11 +92,21 @@ def run(
 ) -> Result:
     """Runs `rounds` rounds of `system` for every seed.
 
-    A seed decides the world, the first state and all noise. All other arguments are
-    those of `simulate`. To resume is refused where the system's name or config, a world
-    given as arrays, `record`, or the shapes and dtypes of the state differ; functions
-    can't be compared. With the `seeds_axis` "map" every seed has the bits of a run of
-    its own.
+    Args:
+      system: what a round does.
+      rounds: rounds to run.
+      seeds: one int or several. A seed decides the world, the first state and all
+        noise.
+      eval_every: as in `simulate`, which all other arguments are as in, too.
+      callbacks: see there.
+      progress: see there.
+      run_dir: see there.
+      resume: see there; refused where the system's name or config, a world given as
+        arrays, `record`, or the shapes and dtypes of the state differ. Functions can't
+        be compared.
+      checkpoint_every: see there.
+      record: see there.
+      seeds_axis: see there; "map" gives every seed the bits of a run of its own.
 
     Returns:
       A `Result`; leaves of its `state` are ``[S, ...]``.
@@ -299,12 +309,18 @@ def from_operator(
     Every round reports "messages": two per edge of positive weight, as every node
     sends; without a graph, one to and one from the server per node that takes part.
 
-    `operator` is the method; or ``world -> Operator``, called in every round, so what
-    costs much belongs in the world. W is where to start, leaves ``[n, ...]``; or
-    ``(world, key) -> W``. `measure`, ``(world, W) -> metrics``, has scalars of every
-    round, `evaluate` alike what `System` says, where the other arguments stand, too.
-    For `channel` see `operators.step`; a `schedule` runs the method asynchronously, an
-    event a round, see `asynchronous.run`.
+    Args:
+      operator: the method; or ``world -> Operator``, called in every round, so what
+        costs much belongs in the world.
+      W: where to start, leaves ``[n, ...]``; or ``(world, key) -> W``.
+      name: see `System`, as for config and world.
+      config: see there.
+      world: see there.
+      measure: ``(world, W) -> metrics``, scalars of every round.
+      evaluate: ``(world, W) -> metrics``, see `System`.
+      channel: what happens to messages on their way, see `operators.step`.
+      schedule: runs the method asynchronously, an event a round, see
+        `asynchronous.run`.
     """
 
     def method(world):

@@ -252,10 +252,19 @@ def single_step(
       \psi \leftarrow \psi + \rho \sum_p (w_{s,q} - w_{p,q})
 
     with m the mean of the other clusters' models nearby. As printed, servers that
-    agree move on and the dual pushes them apart. `near` ``[S, S]`` says how servers
-    average with their neighbours on the graph, for m; `own` is a, ``[S, Q, d]``, the
-    means of the clients, `models` those of the round before and `dual` psi, of which
-    the new ones are returned.
+    agree move on and the dual pushes them apart.
+
+    Args:
+      graph: the servers'.
+      near: ``[S, S]``, how servers average with their neighbours, for m.
+      rho: of ADMM.
+      tau: of this round.
+      own: a, ``[S, Q, d]``, the means of the clients.
+      models: of the round before.
+      dual: psi.
+
+    Returns:
+      The new models and dual.
     """
     Q, dtype = models.shape[1], models.dtype
     count = degree(graph).astype(dtype)[:, None, None]
@@ -300,9 +309,17 @@ def drift_bound(tau: ArrayLike) -> np.ndarray:
 def fixed_point(world: World, near: ArrayLike, tau: float, rho: float) -> np.ndarray:
     r"""Where models end without noise, squared errors and all clients taking part.
 
-    The solution ``[S, Q, d]`` float64 of
-    :math:`W = (A \otimes T)(W - \bar G(W) / \rho)` for A = `near` ``[S, S]``, with the
-    mean gradients of servers and clusters.
+    The solution of :math:`W = (A \otimes T)(W - \bar G(W) / \rho)` with the mean
+    gradients of servers and clusters, which every pair needs a client for.
+
+    Args:
+      world: with squared errors; known.
+      near: A, ``[S, S]``.
+      tau: of every round.
+      rho: of ADMM.
+
+    Returns:
+      ``[S, Q, d]`` float64.
 
     Raises:
       ValueError: a server without a client of some cluster, or logistic errors.

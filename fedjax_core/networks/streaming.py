@@ -122,9 +122,15 @@ def draw_events(
 ) -> Events:
     r"""Draws who can take part, and delays with :math:`P(l \ge i u) = \delta^i`.
 
-    A client with a new sample, `arrived` ``[T, K]`` bool, is available with its
-    probability ``[K]``. Delays are multiples of delay_unit, u; delay_decay, delta in
-    [0, 1), is 0 for none. Numbers out of range raise ValueError.
+    Args:
+      key: of the draws.
+      arrived: ``[T, K]`` bool, see `Events`.
+      probability: ``[K]``, of a client with a new sample to be available.
+      delay_decay: delta in [0, 1); 0 is no delay.
+      delay_unit: u, of which delays are multiples.
+
+    Raises:
+      ValueError: a number out of range.
     """
     for p in np.ravel(probability):
         check.in_range(0, 1, probability=p)

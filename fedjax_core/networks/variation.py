@@ -173,8 +173,12 @@ def prediction_discrepancy(
     predictions, which is all that has to cross a link (Jung, Exercise 3.8).
     Jung, (31) and (64).
 
-    `ours` and `theirs` are ``[..., m]`` predictions of the two, `mask` ``[..., m]``
-    bool says which test points exist: an edge without any has discrepancy 0.
+    Args:
+      ours: ``[..., m]`` predictions of a model.
+      theirs: the same of the other.
+      loss: of predictions against labels.
+      mask: bool ``[..., m]``, the test points that exist; an edge without any has
+        discrepancy 0.
     """
     apart = (loss(ours, theirs) + loss(theirs, ours)) / 2
     if mask is None:

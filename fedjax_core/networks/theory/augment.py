@@ -25,8 +25,15 @@ def noisy_copies(
 
     In expectation their average squared error is the ridge objective at alpha, exactly.
 
-    `copies` counts noisy copies; the originals are not among them. Returns X
-    ``[copies * m, d]`` and y ``[copies * m]``.
+    Args:
+      key: of the noise.
+      X: ``[m, d]``.
+      y: ``[m]``.
+      alpha: variance of the noise, >= 0.
+      copies: noisy copies of every data point; the originals are not among them.
+
+    Returns:
+      X ``[copies * m, d]`` and y ``[copies * m]``.
     """
     X, y, _ = regression_data(X, y)
     check.positive_int(copies=copies)
@@ -43,8 +50,14 @@ def ridge_rows(
     The rows are sqrt(m alpha) e_j with labels sqrt(m alpha) w_ref_j. The average
     squared error of all m + d rows, times (m + d) / m, is the ridge objective.
 
-    w_ref ``[d]`` is what the penalty pulls to, by default the origin. Returns X
-    ``[m + d, d]`` and y ``[m + d]``.
+    Args:
+      X: ``[m, d]``.
+      y: ``[m]``.
+      alpha: >= 0.
+      w_ref: ``[d]``, what the penalty pulls to; by default the origin.
+
+    Returns:
+      X ``[m + d, d]`` and y ``[m + d]``.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)

@@ -37,8 +37,11 @@ def stability_margin(
     where it is > 0 every run converges. It is for all rho if
     :math:`\eta_k < 2 / \lambda_{\max}(F_k)`.
 
-    `hessians` are F_k, ``[n, d, d]``, rho > 0 the penalty, eta constant step sizes, one
-    number or ``[n]``.
+    Args:
+      graph: the network.
+      hessians: F_k, ``[n, d, d]``.
+      rho: the penalty, > 0.
+      eta: constant step sizes, one number or ``[n]``.
     """
     check.positive(rho=rho)
     F = np.asarray(hessians, np.float64)
@@ -64,9 +67,16 @@ def gap_bounds(
     With equality for linear losses that sum to 0. What noise adds is exact, of mean 0
     where w_n is given, and not the printed multiple of its square.
 
-    The graph is connected. W ``[T + 2, n, d]`` are the messages w_0 .. w_{T+1}, `noise`
-    that in them, `optimum` ``[d]`` any minimiser w* under consensus, eta the step sizes
-    of w_1 .. w_{T+1}, ``[T + 1]`` or one number. Bounds are ``[T]`` float64.
+    Args:
+      graph: connected.
+      W: the messages w_0 .. w_{T+1}, ``[T + 2, n, d]``.
+      optimum: w*, ``[d]``, any minimiser under consensus.
+      rho: the penalty.
+      eta: the step sizes of w_1 .. w_{T+1}, ``[T + 1]``, or one number.
+      noise: that in W, ``[T + 2, n, d]``.
+
+    Returns:
+      ``[T]`` float64.
     """
     run = _Run(graph, W, optimum, rho, eta, noise)
     total = np.cumsum(run.w, 0) - run.w[0]  # r_n = Q total
@@ -92,7 +102,13 @@ def ergodic_bound(
 ) -> float:
     r"""A bound of :math:`f(\hat w) - f^*` at the mean of w_1 .. w_T (Theorem II).
 
-    Arguments are those of `gap_bounds`.
+    Args:
+      graph: as for `gap_bounds`, as all others are.
+      W: see there.
+      optimum: see there.
+      rho: see there.
+      eta: see there.
+      noise: see there.
     """
     run = _Run(graph, W, optimum, rho, eta, noise)
     move = np.diff(run.w, axis=0)
@@ -120,9 +136,12 @@ def noise_bound(
     :math:`\sigma_k^2(0) = \Delta_k^2 / (2 \varphi)` the trade-off of accuracy and
     privacy (3.23).
 
-    `dimension` is P, entries of a message, `variance` ``[n]`` that of the noise on the
-    entries of the first message, `decay` zeta in (0, 1), by which it falls from message
-    to message.
+    Args:
+      graph: as for `gap_bounds`.
+      dimension: P, entries of a message.
+      rho: the penalty.
+      variance: ``[n]``, of the noise on the entries of the first message.
+      decay: zeta in (0, 1), by which the variance falls from message to message.
     """
     check.open_interval(0, 1, decay=decay)
     minus, plus = _laplacians(graph)

@@ -36,7 +36,14 @@ def linear_risk(
     Q = X'X / m + alpha I and q = -2 X'y / m - 2 alpha w_ref (Jung, (6), (24) and
     Exercise 2.5).
 
-    Returns ``[d, d]``, ``[d]`` and ``[]``.
+    Args:
+      X: ``[m, d]`` features.
+      y: ``[m]`` labels.
+      alpha: strength of the penalty, >= 0.
+      w_ref: ``[d]``, what it pulls to; by default the origin.
+
+    Returns:
+      ``[d, d]``, ``[d]`` and ``[]``.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
@@ -69,9 +76,14 @@ def ridge(
     """The minimiser of `linear_risk`, ``[d]``, whatever the units of the features.
 
     With alpha = 0 it is linear regression. Where X lacks full column rank that has many
-    minimisers, and the result is the one nearest to w_ref, pinv(X) y without one. alpha
-    may be traced, to sweep over it; at alpha = 0 there are first derivatives in it
-    only. Jung, Sections 2.2 and 2.5.
+    minimisers, and the result is the one nearest to w_ref, pinv(X) y without one. At
+    alpha = 0 it has first derivatives in alpha only. Jung, Sections 2.2 and 2.5.
+
+    Args:
+      X: ``[m, d]``.
+      y: ``[m]``.
+      alpha: >= 0; may be traced, to sweep over it.
+      w_ref: ``[d]``.
     """
     X, y, ref = regression_data(X, y, w_ref)
     check.non_negative(alpha=alpha)
@@ -120,7 +132,16 @@ def linear_data(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws y = Xw + noise with features N(0, I) and noise N(0, noise_std^2).
 
-    Jung, (11). w_true is ``[d]``, X ``[m, d]`` and y ``[m]``.
+    Jung, (11).
+
+    Args:
+      key: of the draw.
+      m: rows.
+      w_true: ``[d]``.
+      noise_std: >= 0.
+
+    Returns:
+      X ``[m, d]`` and y ``[m]``.
     """
     check.positive_int(m=m)
     check.non_negative(noise_std=noise_std)

@@ -25,7 +25,14 @@ def explainability(
 ) -> jax.Array:
     """How far predictions are from what the users expect, mean squared; ``[n]``.
 
-    Models W are ``[n, d]``; a node without test points gets NaN. Jung, eq. (177).
+    Jung, eq. (177).
+
+    Args:
+      W: ``[n, d]``.
+      T: ``[n, k, d]``, features of the unlabelled test points of every node.
+      guesses: ``[n, k]``, the user's guess for each.
+      mask: ``[n, k]`` bool, the test points that exist; by default all. A node without
+        any gets NaN.
     """
     mask = _test_points(T, guesses, mask)
     return validation_error(W, T, guesses, mask)
@@ -40,8 +47,13 @@ def explain(
 ) -> Quadratic:
     """Adds rho times `explainability` to the local losses (Jung, eq. (178)).
 
-    rho is >= 0; at 0 the plain fit, at infinity the fit to the guesses. A node without
-    test points keeps its loss.
+    Args:
+      local: the losses without.
+      T: ``[n, k, d]``.
+      guesses: ``[n, k]``.
+      rho: >= 0; at 0 the plain fit, at infinity the fit to the guesses.
+      mask: ``[n, k]`` bool, the test points that exist; by default all. A node without
+        any keeps its loss.
     """
     check.non_negative(rho=rho)
     mask = _test_points(T, guesses, mask)
@@ -60,7 +72,14 @@ def augment_by_guesses(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The same as `explain` as weighted data: guesses are labels of weight rho / k.
 
-    rho is >= 0; `mask` is for X, `test_mask` for T.
+    Args:
+      X: ``[n, m, d]``.
+      y: ``[n, m]``.
+      T: ``[n, k, d]``.
+      guesses: ``[n, k]``.
+      rho: >= 0.
+      mask: ``[n, m]`` bool, the rows of X that exist; by default all.
+      test_mask: ``[n, k]`` bool, those of T.
 
     Returns:
       Features ``[n, m + k, d]``, labels and weights ``[n, m + k]``; a node's loss is
@@ -88,13 +107,18 @@ def add_flipped(
     The coefficient that least squares gives the attribute is then exactly 0. Jung,
     Section 8.5 and Fig. 8.4.
 
-    X is ``[n, m, d]``, or ``[m, d]`` of one node, y the same without d, and `mask` bool
-    like y says which rows exist and so are checked; by default all. Returns
-    ``[..., 2m, d]`` and ``[..., 2m]``, floats; row r has its copy in row m + r.
+    Args:
+      X: ``[n, m, d]``, or ``[m, d]`` of one node.
+      y: the same without d.
+      column: of the irrelevant attribute.
+      mask: bool like y, the rows that exist and so are checked; by default all.
+
+    Returns:
+      ``[..., 2m, d]`` and ``[..., 2m]``, floats; row r has its copy in row m + r.
 
     Raises:
-      ValueError: other shapes, or a column, that of the irrelevant attribute, that does
-        not exist or holds anything but -1 and 1.
+      ValueError: other shapes, or a column that does not exist or holds anything but -1
+        and 1.
     """
     X, y, rows = _attribute(X, y, column, mask)
     known = (jnp.abs(X[..., column]) == 1) | ~rows
@@ -109,7 +133,16 @@ def replace_by_shifted(
     """Replaces all points by two copies with the attribute moved by +-shift.
 
     Least squares then has the extra penalty shift^2 w_j^2 on the attribute's
-    coefficient. Row r becomes rows r and m + r; shapes are those of `add_flipped`.
+    coefficient.
+
+    Args:
+      X: ``[n, m, d]``, or ``[m, d]`` of one node.
+      y: the same without d.
+      column: of the irrelevant attribute.
+      shift: s.
+
+    Returns:
+      ``[..., 2m, d]`` and ``[..., 2m]``, floats; row r becomes rows r and m + r.
     """
     X, y, _ = _attribute(X, y, column, None)
     return _both(X.at[..., column].add(shift), X.at[..., column].add(-shift), y)

@@ -89,10 +89,15 @@ def deviation_bound(
       \sum_i \| w_i - \mathrm{mean} \|^2 \le
       \frac{1}{\lambda_2 \alpha} \sum_i \frac{\|\varepsilon_i\|^2}{m_i}
 
-    for local data y_i = X_i w_true + eps_i with one w_true for all nodes, noise
-    ``[n, m]``, of which `mask` ``[n, m]`` bool says which rows exist, and alpha > 0.
-    Where traced weights leave the network in parts, or in float32 as good as in parts,
-    the bound is infinite; it holds in every component.
+    for local data y_i = X_i w_true + eps_i with one w_true for all nodes. On a network
+    that isn't connected it holds in every component.
+
+    Args:
+      graph: a connected network. Where traced weights leave it in parts, or in float32
+        as good as in parts, the bound is infinite.
+      noise: ``[n, m]``, eps_i.
+      alpha: > 0.
+      mask: ``[n, m]`` bool, the rows that exist; by default all.
 
     Raises:
       ValueError: alpha <= 0, shapes that don't fit, or a network in several parts.

@@ -39,6 +39,12 @@ def label_sensitivity(
 
     Inverts the dense matrix of nd rows. Jung, (179).
 
+    Args:
+      graph: the network of n nodes.
+      X: ``[n, m, d]`` features.
+      alpha: the strength of GTVMin, >= 0.
+      mask: ``[n, m]`` bool, which data points are there; all by default.
+
     Returns:
       ``[n, m]``, zero for data points that are not there; NaN for all others where Q
       is singular (see `check_regular`).

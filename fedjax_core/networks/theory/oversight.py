@@ -19,9 +19,17 @@ from fedjax_core.networks.graph import check_shapes
 def validation_error(
     W: jax.Array, X: jax.Array, y: jax.Array, mask: ArrayLike | None = None
 ) -> jax.Array:
-    """The mean squared error of linear models, ``[n]``; NaN for a node without rows.
+    """The mean squared error of linear models.
 
-    To watch in every round, and a measure of uncertainty to tell users.
+    Args:
+      W: ``[n, d]``.
+      X: ``[n, m, d]``.
+      y: ``[n, m]``.
+      mask: ``[n, m]`` bool, the rows that exist; by default all.
+
+    Returns:
+      ``[n]``; to watch in every round, and a measure of uncertainty to tell users. NaN
+      for a node without rows.
     """
     errors, rows = _residuals(W, X, y, mask)
     return jnp.mean(errors**2, axis=1, where=rows)
@@ -30,10 +38,19 @@ def validation_error(
 def residual_variance(
     W: jax.Array, X: jax.Array, y: jax.Array, mask: ArrayLike | None = None
 ) -> jax.Array:
-    """Estimates the variance of a label given its features, ``[n]``.
+    """Estimates the variance of a label given its features.
 
-    The variance of y - w'x on data the model was not fit to: the error of a model that
-    is right but for a constant. NaN for a node with fewer than two rows.
+    The variance of y - w'x on data the model was not fit to: the error of a
+    model that is right but for a constant.
+
+    Args:
+      W: ``[n, d]``.
+      X: ``[n, m, d]``.
+      y: ``[n, m]``.
+      mask: ``[n, m]`` bool, the rows that exist; by default all.
+
+    Returns:
+      ``[n]``; NaN for a node with fewer than two rows.
     """
     errors, rows = _residuals(W, X, y, mask)
     return jnp.var(errors, axis=1, ddof=1, where=rows)

@@ -193,7 +193,12 @@ def transient(
 ) -> np.ndarray:
     """Mean square deviations after 0 .. iterations steps from 0, (4.32).
 
-    `target` ``[d]`` are the parameters to be found.
+    Args:
+      setting: what they are of.
+      step_size: mu > 0.
+      target: ``[d]``, the parameters to be found.
+      iterations: steps.
+      second_order: see `error_map`.
     """
     F, driven = error_map(setting, step_size, second_order), _driven(setting, step_size)
     copies = len(setting.moments.A) // _d(setting)

@@ -49,8 +49,12 @@ def failure_perturbation(
     A step on the pruned network is one on the whole network plus
     :math:`2 \eta \alpha (L_G - L_{\tilde G}) W`.
 
-    `links` ``[E]`` bool are those that work, W has leaves ``[n, ...]``, alpha and eta
-    are GTVMin's strength and the learning rate.
+    Args:
+      graph: the whole network.
+      links: ``[E]`` bool, those that work.
+      W: leaves ``[n, ...]``.
+      alpha: GTVMin strength.
+      eta: learning rate.
     """
     failed = ~as_mask("links", links, graph.weight.shape)
     lost = laplacian(prune(graph, failed), W)

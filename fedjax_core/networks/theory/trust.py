@@ -40,10 +40,19 @@ def label_change(
 ) -> jax.Array:
     r"""How the GTVMin solution moves with the labels: :math:`Q^{-1} [X_i'e_i/m_i]_i`.
 
-    Exact and linear in the change e_i ``[n, m]``; the new solution minus the old,
-    ``[n, d]``, for alpha >= 0. The perturbation of the linear term in eq. (163) is
-    printed as X_i'e_i; it is -(2/m_i) X_i'e_i. Solves a dense system of side n d. Jung,
-    Section 8.2.1.
+    Exact and linear. The perturbation of the linear term in eq. (163) is printed as
+    X_i'e_i; it is -(2/m_i) X_i'e_i. Solves a dense system of side n d. Jung, Section
+    8.2.1.
+
+    Args:
+      graph: the network.
+      alpha: >= 0.
+      X: ``[n, m, d]``.
+      change: ``[n, m]``, e_i.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
+
+    Returns:
+      ``[n, d]``, the new solution minus the old.
     """
     local = _statistics(X, "change", change, mask)
     return closed_form(graph, local.Q, local.q, alpha)
@@ -74,8 +83,15 @@ def sensitivity_bounds(
 ) -> SensitivityBounds:
     r"""How far the GTVMin solution can move when labels change by e_i.
 
-    Jung, Prop. 8.1. The change is ``[n, m]``; `smallest_eigenvalue` is of the whole
-    quadratic ``[n d, n d]``, if known.
+    Jung, Prop. 8.1.
+
+    Args:
+      graph: a connected network.
+      Q: ``[n, d, d]``, X_i'X_i / m_i.
+      alpha: >= 0.
+      change: ``[n, m]``, e_i.
+      smallest_eigenvalue: of the whole quadratic ``[n d, n d]``, if known.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
     """
     change = as_float(change)
     check_shapes(f"({graph.num_nodes}, m)", change=change)
@@ -112,12 +128,19 @@ def estimation_bounds(
 ) -> EstimationBounds:
     r"""Bounds on the two parts of the estimation error, for any noise of known size.
 
-    The noise, ``[n, m]``, is y_i - X_i wbar, and alpha > 0. A large :math:`\lambda_2`
-    of the network and a small :math:`\lambda_{\max} / \bar\lambda` make them small.
-    Jung, Prop. 3.1, eq. (165) and (169).
+    A large :math:`\lambda_2` of the network and a small :math:`\lambda_{\max} /
+    \bar\lambda` make them small. Jung, Prop. 3.1, eq. (165) and (169).
+
+    Args:
+      graph: a connected network.
+      Q: ``[n, d, d]``, X_i'X_i / m_i.
+      alpha: > 0.
+      noise: ``[n, m]``, y_i - X_i wbar.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
 
     Raises:
-      ValueError: also a network that is not connected.
+      ValueError: alpha is not positive, other shapes, or a network that is not
+        connected.
     """
     deviation = deviation_bound(graph, noise, alpha, mask)
     squares, count = _energy(as_float(noise), mask)
@@ -138,10 +161,15 @@ def average_error(
       c - \bar w = \Bigl(\sum_i Q_i\Bigr)^{-1}
       \sum_i \frac{1}{m_i} X_i^\top (e_i - X_i (w_i - c))
 
-    for the solution W ``[n, d]`` for the squared penalty and the noise ``[n, m]``, e_i
-    = y_i - X_i wbar. Eq. (167) is printed with e_i + X_i (w_i - c) and then does not
-    hold. Where the sum of the Q_i is singular, data determine a part of the error only:
-    it is the one of least norm, its part in their span.
+    Eq. (167) is printed with e_i + X_i (w_i - c) and then does not hold. Where the sum
+    of the Q_i is singular, data determine a part of the error only: it is the one of
+    least norm, its part in their span.
+
+    Args:
+      X: ``[n, m, d]``.
+      noise: ``[n, m]``, e_i = y_i - X_i wbar.
+      W: ``[n, d]``, the solution for the squared penalty.
+      mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
     """
     local = _statistics(X, "noise", noise, mask)
     away = W - W.mean(0)[None]
@@ -154,8 +182,13 @@ def robustness_quotient(
 ) -> jax.Array:
     """How much of a disturbance of received messages is left in updates; ``[n]``.
 
-    Jung, eq. (173). `new` are updates, leaves ``[n, ...]``, `given` the weighted means
-    of the messages, others those after or with a disturbance.
+    Jung, eq. (173).
+
+    Args:
+      new: leaves ``[n, ...]``, updates.
+      new_disturbed: updates from disturbed messages.
+      given: leaves ``[n, ...]``, the weighted means of the messages.
+      given_disturbed: those of disturbed messages; different from `given`.
     """
     return _distance(new, new_disturbed) / _distance(given, given_disturbed)
 

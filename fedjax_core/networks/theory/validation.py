@@ -38,9 +38,14 @@ def train_and_validate(
 ) -> Validated:
     """Splits the data at random, learns on one part and measures on both.
 
-    Jung, Alg. 1. With data leaves ``[m, ...]``, `fit` is
-    ``(training part) -> hypothesis``, `loss` ``(hypothesis, part) -> [rows]``, the loss
-    of every data point, and the fraction in (0, 1) is rounded to whole rows.
+    Jung, Alg. 1.
+
+    Args:
+      key: of the split.
+      data: leaves ``[m, ...]``.
+      fit: ``(training part) -> hypothesis``.
+      loss: ``(hypothesis, part) -> [rows]``, the loss of every data point.
+      validation_fraction: in (0, 1), rounded to whole rows.
 
     Raises:
       ValueError: leaves of different lengths, or one of the two parts would be empty.
@@ -98,8 +103,12 @@ def diagnose(
     The book speaks of errors that are about equal or much larger; here an error is much
     larger than another if it is more than `tol` times it. Jung, Section 2.4.
 
-    Errors are E_t, E_v >= 0, tol > 1. The baseline is what can be reached: the Bayes
-    risk, an existing method or human performance.
+    Args:
+      train_error: E_t >= 0.
+      validation_error: E_v >= 0.
+      baseline: what can be reached, >= 0: the Bayes risk, an existing method or human
+        performance.
+      tol: > 1.
     """
     check.non_negative(
         train_error=train_error, validation_error=validation_error, baseline=baseline
