@@ -43,7 +43,7 @@ def cluster_nodes(
     restarts: int = 10,
     seed: int = 0,
 ) -> np.ndarray:
-    """Clusters nodes by vectors that represent their data.
+    """The cluster of every node, ``[n]`` int32, by vectors that represent their data.
 
     Args:
       Z: ``[n, p]``: fitted parameters, ``pool(stats, arange(n), n)``, or gradients at a
@@ -52,9 +52,6 @@ def cluster_nodes(
       method: k-means, or a Gaussian mixture, whose most probable component counts.
       restarts: runs from other starts; the best one counts.
       seed: of the starts.
-
-    Returns:
-      ``[n]`` int32, the cluster of every node.
     """
     z = np.asarray(Z)
     if z.ndim != 2 or not np.isfinite(z).all():
@@ -80,21 +77,12 @@ def pool(
     num_clusters: int,
     weight: ArrayLike | None = None,
 ) -> jax.Array:
-    r"""The least-squares model of every cluster, from its nodes' quadratic losses.
+    r"""The least-squares model of every cluster, ``[C, d]``, from its nodes' losses.
 
     :math:`w_C = (\sum_C Q_i)^{-1} (-\tfrac12 \sum_C q_i)`, or the solution of least
     norm where that matrix is singular; 0 for an empty cluster. For one cluster it is
-    `gtvmin.locally_weighted`.
-
-    Args:
-      stats: losses of the nodes; those of average errors let every node count the same.
-      cluster: ``[n]`` ints in 0..num_clusters-1.
-      num_clusters: C.
-      weight: ``[n]``, what every node's loss counts; the sizes m_i with average errors
-        pool the data points.
-
-    Returns:
-      ``[C, d]``.
+    `gtvmin.locally_weighted`. Losses of average errors let every node count the same; a
+    weight ``[n]`` is what they count, as the sizes m_i to pool the data points.
     """
     n = stats.q.shape[0]
     check_clusters(cluster, n, num_clusters)

@@ -121,8 +121,7 @@ def backtracking_step(
       shrink: factor of the rate, in (0, 1).
       max_tries: rates tried per step.
 
-    Returns:
-      A step of `Backtracking`; start from ``Backtracking(w, guess)``.
+    Start from ``Backtracking(w, guess)``.
     """
     check.open_interval(0, 1, c1=c1, shrink=shrink)
     check.positive_int(max_tries=max_tries)

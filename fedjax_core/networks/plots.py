@@ -74,8 +74,7 @@ def network(
       place: ``[n, 2]``; by default `layout`.
       **dots: of ``axes.scatter``: cmap, vmin, vmax, s, ...
 
-    Returns:
-      The nodes, for a colour bar.
+    The nodes are returned, for a colour bar.
     """
     from matplotlib.collections import LineCollection
 
