@@ -43,7 +43,7 @@ def cluster_nodes(
     restarts: int = 10,
     seed: int = 0,
 ) -> np.ndarray:
-    """Clusters nodes by vectors that represent their data.
+    """The cluster of every node, ``[n]`` int32, by vectors that represent their data.
 
     Args:
       Z: ``[n, p]``: fitted parameters, ``pool(stats, arange(n), n)``, or gradients at a
@@ -83,7 +83,7 @@ def pool(
     num_clusters: int,
     weight: ArrayLike | None = None,
 ) -> jax.Array:
-    r"""The least-squares model of every cluster, from its nodes' quadratic losses.
+    r"""The least-squares model of every cluster, ``[C, d]``, from its nodes' losses.
 
     :math:`w_C = (\sum_C Q_i)^{-1} (-\tfrac12 \sum_C q_i)`, or the solution of least
     norm where that matrix is singular; 0 for an empty cluster. For one cluster it is

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float, check_finite
-from fedjax_core.networks.graph import check_shapes
+from fedjax_core.networks.graph import check_labels, check_shapes
 from fedjax_core.networks.oracles import Quadratic
 
 
@@ -37,8 +37,7 @@ def one_vs_rest(X: ArrayLike, label: ArrayLike, num_categories: int) -> Quadrati
     X, label = as_float(X), np.asarray(label)
     check_shapes("(N, d) and (N,)", X=X, label=label)
     check_finite(X=X)
-    if ((label < 0) | (label >= num_categories)).any():
-        raise ValueError(f"label must be in 0..{num_categories - 1}.")
+    check_labels("example", num_categories, label=label)
     count = np.bincount(label, minlength=num_categories)
     if (count > 0).sum() < 2:
         raise ValueError("label must name at least two categories.")

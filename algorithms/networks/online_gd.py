@@ -20,14 +20,11 @@ from fedjax_core.networks.iterate import iterate
 
 
 def online_gd(X: ArrayLike, y: ArrayLike, eta: Rate) -> jax.Array:
-    """Learns from data points X ``[M, d]`` and y ``[M]`` in order of arrival.
+    """The parameters ``[M, d]`` after every data point X ``[M, d]`` and y ``[M]``.
 
     eta is a number > 0, or a schedule that gets 0 for the first point. The text's rates
     are ``power_decay(shift=6)`` and ``power_decay(power=0.5, shift=6)``, 1/(t+5) and
     1/sqrt(t+5) of t = 1, 2, .... Others raise ValueError.
-
-    Returns:
-      ``[M, d]``, the parameters after every point.
     """
     X, y = as_float(X), as_float(y)
     check_shapes("(M, d) and (M,)", X=X, y=y)

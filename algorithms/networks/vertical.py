@@ -41,7 +41,7 @@ from fedjax_core import check
 from fedjax_core.arrays import as_float
 from fedjax_core.linalg import pinv
 from fedjax_core.networks.descent import Rate, gradient_step
-from fedjax_core.networks.graph import check_ints, check_shapes
+from fedjax_core.networks.graph import check_ints, check_labels, check_shapes
 from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.oracles import Quadratic
 
@@ -70,8 +70,7 @@ def split_columns(X: ArrayLike, owner: ArrayLike, num_nodes: int) -> Columns:
     check.positive_int(num_nodes=num_nodes)
     check_ints(owner=who)
     check_shapes("(m, d) and (d,)", X=X, owner=who)
-    if ((who < 0) | (who >= num_nodes)).any():
-        raise ValueError(f"owner must be in 0..{num_nodes - 1}, got {who.tolist()}.")
+    check_labels("column", num_nodes, owner=who)
     mine = [np.flatnonzero(who == i) for i in range(num_nodes)]
     width = max(1, *map(len, mine))
     column = np.full((num_nodes, width), -1, np.int32)

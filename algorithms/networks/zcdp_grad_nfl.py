@@ -41,9 +41,6 @@ class Config:
       decay: p >= 0 of :math:`\eta_n = \eta_1 n^{-p}`.
       budget: of every node's messages; None sends them without noise.
       gradient_bound: as for `zcdp_nfl.Config`.
-
-    Raises:
-      ValueError: an attribute out of range, or a budget without gradient_bound.
     """
 
     step_size: float = 1.0

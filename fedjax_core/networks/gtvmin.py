@@ -300,9 +300,6 @@ def smoothness(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
 
     Jung, Prop. 5.1. d_max is the largest weighted degree of the network, lam_max the
     largest eigenvalue of Q ``[n, d, d]``, of the losses w'Q_i w + q_i'w.
-
-    Raises:
-      ValueError: alpha < 0 or NaN, or Q of other nodes or not semi-definite.
     """
     check.non_negative(alpha=alpha)
     Q = as_float(Q)

@@ -137,11 +137,7 @@ def node_rows(
 
 
 def as_signs(y: ArrayLike, rows: ArrayLike) -> jax.Array:
-    """Labels -1 and 1 of the rows ``[..., m]`` that exist; traced others become NaN.
-
-    Raises:
-      ValueError: a known label is another.
-    """
+    """Labels -1 and 1 of rows ``[..., m]``; others raise ValueError, traced are NaN."""
     if is_known(y, rows):
         wrong = np.asarray(y)[np.asarray(rows) & (np.abs(y) != 1)]
         if wrong.size:
@@ -353,10 +349,9 @@ def _check_symmetric(Q: jax.Array) -> np.ndarray:
 
 
 def per_node(name: str, value: ArrayLike, like: PyTree) -> jax.Array:
-    """A positive number for every row of `like` ``[n, ...]``, from one or ``[n]``.
+    """A number > 0 for every row of `like` ``[n, ...]``, from one or ``[n]``.
 
-    Raises:
-      ValueError: another shape or, where known, a value that is not > 0 and finite.
+    A known one that is not, or another shape, raises ValueError.
     """
     leaf = jax.tree.leaves(like)[0]
     n = leaf.shape[0]

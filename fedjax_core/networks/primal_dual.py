@@ -109,8 +109,7 @@ def solve(
         the smaller it should be.
       check_every: iterations between two looks at the gap.
 
-    Raises:
-      ValueError: p < 1, or alpha, tol or tau out of range.
+    Numbers out of these ranges raise ValueError.
     """
     check.non_negative(alpha=alpha)
     check.positive(tol=tol)

@@ -64,12 +64,8 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
     error is some eps lambda_n; for long chains, where they are slow, with a sparse
     factorisation, which is cheap there.
 
-    Args:
-      graph: n >= 2.
-      tol: relative accuracy of Lanczos; 0 is as accurate as it gets.
-
-    Raises:
-      ValueError: a single node, which has no second eigenvalue.
+    `tol` is the relative accuracy of Lanczos; 0 is as accurate as it gets. A single
+    node, which has no second eigenvalue, raises ValueError.
     """
     n = graph.num_nodes
     _check_pair(n)
@@ -194,9 +190,6 @@ def hops(graph: Graph, start: ArrayLike) -> jax.Array:
 
     n for a node that none leads to. Only edges of positive weight count; weights and
     the set ``[n]`` bool may be traced. In time linear in edges times the diameter.
-
-    Raises:
-      ValueError: `start` is no bool array of shape ``[n]``.
     """
     n = graph.num_nodes
     live = (graph.weight > 0)[graph.edge]

@@ -63,12 +63,23 @@ class Setting:
         for name, most in (("availability", np.max), ("delays", np.sum)):
             if most(entries[name]) > 1 + 1e-9:
                 raise ValueError(f"{name} must be probabilities, got {entries[name]}.")
-        check_shapes(f"({K},), (l,) and ({K},)", **entries)
+        for name in ("availability", "noise"):
+            check_shapes(f"({K},)", **{name: entries[name]})
 
     @functools.cached_property
     def moments(self) -> "Moments":
         """See `Moments`; enumerates all masks."""
-        return _moments(self)
+        p, delays, d = np.asarray(self.availability), np.asarray(self.delays), _d(self)
+        arriving, shape = np.outer(delays, p).ravel(), (len(delays), len(p), d)
+        A, AA = _mean(
+            (chance, merge_matrix(masks, len(delays) - 1))
+            for chance, masks in _masks(p, d, self.num_shared)
+        )
+        B, BB = _mean(
+            (chance, aggregation_matrix(masks.reshape(shape), self.late_weight))
+            for chance, masks in _masks(arriving, d, self.num_shared)
+        )
+        return Moments(A, B, AA, BB)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -276,24 +287,6 @@ def _driven(setting: Setting, step_size: float) -> np.ndarray:
 def _of_server(setting: Setting, P: np.ndarray) -> float:
     N, d = len(setting.moments.A), _d(setting)
     return float(np.trace(P.reshape(N, N)[:d, :d]))
-
-
-def _moments(setting: Setting) -> Moments:
-    p, delays = np.asarray(setting.availability), np.asarray(setting.delays)
-    d = _d(setting)
-
-    def merged() -> Iterator[tuple[float, np.ndarray]]:
-        for chance, masks in _masks(p, d, setting.num_shared):
-            yield chance, merge_matrix(masks, len(delays) - 1)
-
-    def aggregated() -> Iterator[tuple[float, np.ndarray]]:
-        arriving = (delays[:, None] * p).ravel()
-        for chance, masks in _masks(arriving, d, setting.num_shared):
-            shaped = masks.reshape(len(delays), len(p), d)
-            yield chance, aggregation_matrix(shaped, setting.late_weight)
-
-    (A, AA), (B, BB) = _mean(merged()), _mean(aggregated())
-    return Moments(A, B, AA, BB)
 
 
 def _mean(draws: Iterator[tuple[float, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

@@ -61,10 +61,8 @@ def train_and_validate(
             f"{validation_fraction} of {m}."
         )
     order = jax.random.permutation(key, m)
-    validation, train = (
-        jax.tree.map(lambda x: x[rows], data)  # noqa: B023
-        for rows in (order[:held_out], order[held_out:])
-    )
+    validation = jax.tree.map(lambda x: x[order[:held_out]], data)
+    train = jax.tree.map(lambda x: x[order[held_out:]], data)
     hypothesis = fit(train)
     return Validated(
         hypothesis, loss(hypothesis, train).mean(), loss(hypothesis, validation).mean()
