@@ -21,8 +21,9 @@ References:
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,9 @@ from fedjax_core.algorithms import fedavg
 from fedjax_core.fair.decider import Decider
 from fedjax_core.fair.responses import CDFS, respond
 from fedjax_core.fair.theory import lipschitz_of_estimates
-from fedjax_core.types import Algorithm, LossFn
+from fedjax_core.types import Algorithm, LossFn, NonNegative
+
+Cdf = Annotated[str, functools.partial(check.one_of, CDFS)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,14 +49,12 @@ class Config(fedavg.Config):
         recommends.
     """
 
-    cdf: str = "normal"
-    least: float = 0.0
+    cdf: Cdf = "normal"
+    least: NonNegative = 0.0
     most: float | None = None
 
     def __post_init__(self):
         super().__post_init__()
-        check.one_of(CDFS, cdf=self.cdf)
-        check.non_negative(least=self.least)
         if self.most is not None:
             check.open_interval(self.least, float("inf"), most=self.most)
 

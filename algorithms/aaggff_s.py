@@ -27,11 +27,12 @@ import jax.numpy as jnp
 
 from fedjax_core import check
 from fedjax_core.algorithms import fedavg
+from fedjax_core.algorithms.aaggff_d import Cdf
 from fedjax_core.fair.decider import Decider
-from fedjax_core.fair.responses import CDFS, decision_gradient, respond
+from fedjax_core.fair.responses import decision_gradient, respond
 from fedjax_core.fair.simplex import minimise
 from fedjax_core.fair.theory import lipschitz
-from fedjax_core.types import Algorithm, LossFn
+from fedjax_core.types import Algorithm, LossFn, NonNegative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,16 +47,13 @@ class Config(fedavg.Config):
         above that (:math:`K > 2` for `most` None) the bound on regret may fail.
     """
 
-    cdf: str = "normal"
-    least: float = 0.0
+    cdf: Cdf = "normal"
+    least: NonNegative = 0.0
     most: float | None = None
     curvature: Literal["printed", "proven"] = "printed"
 
     def __post_init__(self):
         super().__post_init__()
-        check.one_of(CDFS, cdf=self.cdf)
-        check.non_negative(least=self.least)
-        check.one_of(("printed", "proven"), curvature=self.curvature)
         if self.most is not None:
             check.open_interval(self.least, float("inf"), most=self.most)
 

@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 from optax.projections import projection_simplex
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.fair.decider import Decider
-from fedjax_core.types import Algorithm, LossFn
+from fedjax_core.types import Algorithm, LossFn, Positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +36,7 @@ class Config(fedavg.Config):
       mixing_lr: :math:`\gamma`, step size of the mixing coefficients.
     """
 
-    mixing_lr: float = 0.1
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.positive(mixing_lr=self.mixing_lr)
+    mixing_lr: Positive = 0.1
 
 
 def decider(config: Config) -> Decider:

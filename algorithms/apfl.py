@@ -31,40 +31,24 @@ from typing import Unpack
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
-from fedjax_core.arrays import num_bytes
-from fedjax_core.local import init_bytes, local_sgd, sgd_step
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd, sgd_step
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Parts, averaging, mix, with_own_model
-from fedjax_core.types import (
-    Algorithm,
-    LocalWork,
-    LossFn,
-    Params,
-    trained,
-    with_trained,
-)
+from fedjax_core.types import Algorithm, LossFn, Params, Share, trained, with_trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of APFL.
+class Config(LocalConfig):
+    r"""Hyper-parameters of APFL, with those of `LocalConfig`.
 
     Attributes:
       client_lr: :math:`\eta`, step size of all that clients train.
       alpha: :math:`\alpha`, weight of the personal part in [0, 1], at the start.
       adaptive: whether every client learns a weight of its own.
-      work: local work per client and round, of each of the two models.
     """
 
-    client_lr: float = 0.1
-    alpha: float = 0.5
+    alpha: Share = 0.5
     adaptive: bool = False
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
-        check.in_range(0, 1, alpha=self.alpha)
 
 
 def _mixture(config: Config, own: Params, w: Params) -> Params:
@@ -121,8 +105,6 @@ def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
         keep=keep,
         own_model=lambda params, own: _mixture(config, own, params),
         # The personal part before and after, the mixture and its gradient.
-        client_bytes=lambda params: (
-            4 * num_bytes(params) + init_bytes(optimizer)(params)
-        ),
+        client_bytes=init_bytes(optimizer, models=4),
         **parts,
     )

@@ -15,7 +15,7 @@ import optax
 from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.packed import FederatedData, Packed
-from fedjax_core.local import local_sgd
+from fedjax_core.local import LocalConfig, local_sgd
 from fedjax_core.parts import check_parts
 from fedjax_core.types import Algorithm, LocalWork, LossFn, trained
 
@@ -32,10 +32,8 @@ def pool(data: FederatedData) -> FederatedData:
 def same_work(data: FederatedData, work: LocalWork, cohort_size: int) -> LocalWork:
     """As many examples in a round as a cohort looks at on average, in whole batches.
 
-    Args:
-      data: the population before it was pooled.
-      work: local work of a client of the federated method.
-      cohort_size: clients in a round, drawn uniformly.
+    The data are the population before it was pooled, the work is that of a client of
+    the federated method, whose cohorts are drawn uniformly.
     """
     check.positive_int(cohort_size=cohort_size)
     sizes, batch = data.train.sizes, work.batch_size
@@ -50,19 +48,8 @@ def same_work(data: FederatedData, work: LocalWork, cohort_size: int) -> LocalWo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of centralised training.
-
-    Attributes:
-      client_lr: step size of SGD.
-      work: steps of a round, see `same_work`.
-    """
-
-    client_lr: float = 0.1
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
+class Config(LocalConfig):
+    """Those of `LocalConfig`; `work` is the steps of a round, see `same_work`."""
 
 
 def make(

@@ -28,26 +28,21 @@ References:
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_core import check, distillation, random
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.compress.labels import num_label_vectors, soft_labels
-from fedjax_core.distillation import (
-    LogitsFn,
-    first_inputs,
-    labelling_clients,
-    predict,
-)
+from fedjax_core.distillation import Parts, first_inputs, labelling_clients, predict
 from fedjax_core.local import init_bytes
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bits
-from fedjax_core.reduce import Reduction, mean, select
+from fedjax_core.reduce import select
 from fedjax_core.transform import (
     Message,
     Transform,
@@ -55,7 +50,9 @@ from fedjax_core.transform import (
     identity,
     with_transform,
 )
-from fedjax_core.types import Algorithm, ClientProgram, LossFn, Params
+from fedjax_core.types import Algorithm, ClientProgram, LossFn, Params, PositiveInt
+
+LabelBits = Annotated[int, functools.partial(check.one_of, (*range(1, 17), 32))]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,19 +71,12 @@ class Config(distillation.Config):
         of fixed length, when there are none and clients start from :math:`\theta_0`.
     """
 
-    num_public: int = 1000
-    up_bits: int = 1
-    down_bits: int = 1
+    num_public: PositiveInt = 1000
+    up_bits: LabelBits = 1
+    down_bits: LabelBits = 1
     delta: bool = False
     start: Literal["dual", "previous", "initial"] = "dual"
     charge_first_download: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.positive_int(num_public=self.num_public)
-        check.one_of((*range(1, 17), 32), up_bits=self.up_bits)
-        check.one_of((*range(1, 17), 32), down_bits=self.down_bits)
-        check.one_of(("dual", "previous", "initial"), start=self.start)
 
 
 class State(NamedTuple):
@@ -119,24 +109,12 @@ def receiving(
     return program._replace(finish=finish)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    distil_optimizer: optax.GradientTransformation | None = None,
-    reduce: Reduction | None = None,
-    logits: LogitsFn | None = None,
-) -> Algorithm:
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds CFD for a loss that is the cross-entropy of a class.
 
-    The arguments are those of `fedjax_core.algorithms.fd.make`.
+    Its `parts` are `fedjax_core.distillation`'s.
     """
-    plugs = distillation.plugs(
-        Config, config, loss_fn, client_optimizer, distil_optimizer, logits,
-        reduce=reduce,
-    )  # fmt: skip
-    reduce = reduce or mean("uniform")
+    plugs = distillation.plugs(Config, config, loss_fn, **parts)
     up, down = (
         identity() if bits == 32 else soft_labels(bits, delta=config.delta)
         for bits in (config.up_bits, config.down_bits)
@@ -159,7 +137,7 @@ def make(
         public = first_inputs(cohort, config.num_public)
         shared = (state.student if dual else state.params, public, state.labels)
         results = map_clients(
-            client, shared, cohort, key, reduce=reduce, client_state=state.clients
+            client, shared, cohort, key, reduce=plugs.reduce, client_state=state.clients
         )
         metrics, labels, params = dict(results.metrics), results.update, state.params
         if dual:
@@ -191,6 +169,6 @@ def make(
         client_bytes=lambda params: (
             init_bytes(plugs.client)(params) + 2 * num_bytes(nothing)
         ),
-        parts=plugs.names | {"reduce": reduce.name},
+        parts=plugs.names | {"reduce": plugs.reduce.name},
         needs=distillation.needs(config.num_classes),
     )

@@ -55,7 +55,7 @@ from fedjax_core.clusters.members import (
 )
 from fedjax_core.clusters.secret import SharedMap, no_map
 from fedjax_core.clusters.tree import Tree, complete, divide, prune, seedling
-from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
@@ -63,20 +63,22 @@ from fedjax_core.reduce import stack
 from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
     Algorithm,
-    LocalWork,
+    Fraction,
     LossFn,
+    NonNegative,
     Params,
+    Positive,
+    PositiveInt,
     trained,
     with_trained,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of clustered federated learning.
+class Config(LocalConfig):
+    r"""Hyper-parameters, with those of `LocalConfig`.
 
     Attributes:
-      client_lr: step size of the clients' SGD.
       eps1: a cluster is stationary where the norm of its mean update is below; None
         does not ask. About a tenth of the largest mean update is a start.
       eps2: it is cut where the norm of a member's update is at least this, 1 to 10
@@ -88,26 +90,14 @@ class Config:
       robust: drop the smaller part of a cut from training; with `eps1` None and `eps2`
         0, since attackers need not let the mean update vanish.
       weights: what clients weigh in means, "examples" or "uniform".
-      work: local work per client and round.
     """
 
-    client_lr: float = 0.1
-    eps1: float | None = 0.4
-    eps2: float = 1.6
-    gamma_max: float = 0.7
-    max_clusters: int = 8
+    eps1: Positive | None = 0.4
+    eps2: NonNegative = 1.6
+    gamma_max: Fraction = 0.7
+    max_clusters: PositiveInt = 8
     robust: bool = False
     weights: Literal["examples", "uniform"] = "examples"
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
-        if self.eps1 is not None:
-            check.positive(eps1=self.eps1)
-        check.non_negative(eps2=self.eps2)
-        check.fraction(gamma_max=self.gamma_max)
-        check.positive_int(max_clusters=self.max_clusters)
-        check.one_of(("examples", "uniform"), weights=self.weights)
 
 
 class State(NamedTuple):
@@ -151,7 +141,6 @@ def make(
     client = with_transform(remembering(local), transform)
 
     def needs(model, data):
-        del model
         if "cluster" in data.public:
             check.rows(data.num_clients, cluster=data.public["cluster"])
 
@@ -197,13 +186,16 @@ def make(
         moved = jnp.where(arrived, tree.leaf(cohort.client_id), -1)
         step = cluster_means(update, moved, weights, nodes)
         models = jax.vmap(server.move)(models, trained(step), step)
-        nearest = cross.min()
+
+        def finite(x):
+            return jnp.where(jnp.isfinite(x), x, jnp.nan)
+
         metrics = results.metrics | {
             "clusters": (tree.parent >= 0).sum() // 2 + 1,
             "splits": split.sum(),
             "refused_splits": (ready & ~split).sum(),
             "removed_clients": (tree.removed != state.tree.removed).sum(),
-            "alpha_cross": jnp.where(jnp.isfinite(nearest), nearest, jnp.nan),
+            "alpha_cross": finite(cross.min()),
             "mean_update_norm": seen.mean_norm.max(),
             "max_update_norm": seen.max_norm.max(),
             # One model each, not those of all clusters.
@@ -213,8 +205,7 @@ def make(
         if "cluster" in cohort.public:
             truth = cohort.public["cluster"][cohort.client_id]
             gap = separation(seen.similarity, truth, cluster, nodes, cut=cut).gap
-            widest = gap.max()
-            metrics["gap"] = jnp.where(jnp.isfinite(widest), widest, jnp.nan)
+            metrics["gap"] = finite(gap.max())
         root = jax.tree.map(lambda m: m[0], models)
         new = State(root, models, tree, state.secret, results.client_state)
         return new, metrics
@@ -237,9 +228,7 @@ def make(
         round=round,
         model=lambda state: shown(state, 0),
         own_models=own_models,
-        client_bytes=lambda params: (
-            num_bytes(params) + init_bytes(optimizer, transform)(params)
-        ),
+        client_bytes=init_bytes(optimizer, transform, models=1),
         parts={"secret": secret.name, "transform": transform.name},
         needs=needs,
     )

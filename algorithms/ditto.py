@@ -22,33 +22,30 @@ from typing import Unpack
 
 import optax
 
-from fedjax_core import check
-from fedjax_core.arrays import num_bytes
-from fedjax_core.local import init_bytes, local_sgd, proximal_gradient, sgd_step
+from fedjax_core.local import (
+    LocalConfig,
+    init_bytes,
+    local_sgd,
+    proximal_gradient,
+    sgd_step,
+)
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Parts, averaging, with_own_model
-from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn
+from fedjax_core.types import Algorithm, ClientProgram, LossFn, NonNegative, Positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of Ditto.
+class Config(LocalConfig):
+    r"""Hyper-parameters of Ditto, with those of `LocalConfig`.
 
     Attributes:
       client_lr: :math:`\eta`, step size on the global model.
       personal_lr: :math:`\eta_v`, step size on personal models.
       prox: :math:`\lambda`, how strongly these are pulled to the global model.
-      work: local work per client and round, of each of the two.
     """
 
-    client_lr: float = 0.1
-    personal_lr: float = 0.1
-    prox: float = 1.0
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr, personal_lr=self.personal_lr)
-        check.non_negative(prox=self.prox)
+    personal_lr: Positive = 0.1
+    prox: NonNegative = 1.0
 
 
 def client_program(
@@ -60,7 +57,6 @@ def client_program(
     optimizer = client_optimizer or optax.sgd(config.personal_lr)
 
     def own_step(received, model, own, batch, turn):
-        del model
         pull = proximal_gradient(config.prox, own.params, received)
         return sgd_step(
             loss_fn, optimizer, own, batch, turn.key, pull, round=turn.round
@@ -87,10 +83,7 @@ def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
         config,
         client_program(config, loss_fn, optimizer),
         keep=lambda params: params,
-        own_model=lambda params, own: own,
         # The personal model before and after, and its gradient.
-        client_bytes=lambda params: (
-            3 * num_bytes(params) + init_bytes(optimizer or optax.identity())(params)
-        ),
+        client_bytes=init_bytes(optimizer or optax.identity(), models=3),
         **parts,
     )

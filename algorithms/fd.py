@@ -23,16 +23,14 @@ References:
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import jax.numpy as jnp
-import optax
 
-from fedjax_core import check, distillation, random
+from fedjax_core import distillation, random
 from fedjax_core.arrays import num_bytes
 from fedjax_core.distillation import (
-    STRATEGIES,
-    LogitsFn,
+    Parts,
     informative,
     labelling_clients,
     predict,
@@ -41,8 +39,7 @@ from fedjax_core.distillation import (
 from fedjax_core.local import init_bytes
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
-from fedjax_core.reduce import Reduction, mean
-from fedjax_core.types import Algorithm, LossFn, Params
+from fedjax_core.types import Algorithm, LossFn, Params, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,18 +57,11 @@ class Config(distillation.Config):
         are none and clients start from :math:`\theta_0`.
     """
 
-    num_public: int = 1000
+    num_public: PositiveInt = 1000
     distil_on: Literal["clients", "server"] = "clients"
     start: Literal["previous", "initial"] = "initial"
     select: Literal["first", "random", "entropy", "certainty", "margin"] = "first"
     charge_first_download: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.positive_int(num_public=self.num_public)
-        check.one_of(("clients", "server"), distil_on=self.distil_on)
-        check.one_of(("previous", "initial"), start=self.start)
-        check.one_of(("first", *STRATEGIES), select=self.select)
 
 
 class State(NamedTuple):
@@ -81,48 +71,26 @@ class State(NamedTuple):
     initial: Any  # theta_0, or () where nobody starts there
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    distil_optimizer: optax.GradientTransformation | None = None,
-    reduce: Reduction | None = None,
-    logits: LogitsFn | None = None,
-) -> Algorithm:
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds federated distillation for a loss that is the cross-entropy of a class.
 
-    Args:
-      config: hyper-parameters.
-      loss_fn: per-example losses, see `fedjax_core.types.LossFn`.
-      client_optimizer: instead of SGD with ``config.client_lr``.
-      distil_optimizer: instead of Adam with ``config.distil_lr``.
-      reduce: instead of the uniform mean of labels.
-      logits: of a model with dropout or running statistics, in evaluation:
-        `fedjax_core.distillation.logits_of_model`.
+    Its `parts` are `fedjax_core.distillation`'s.
     """
-    plugs = distillation.plugs(
-        Config, config, loss_fn, client_optimizer, distil_optimizer, logits,
-        reduce=reduce,
-    )  # fmt: skip
-    reduce = reduce or mean("uniform")
+    plugs = distillation.plugs(Config, config, loss_fn, **parts)
     client = labelling_clients(loss_fn, plugs.client, plugs.logits)
     n = config.num_public
 
     def init(params, num_clients):
-        del num_clients
         return State(params, params if config.start == "initial" else ())
 
     def round(state, cohort, key):
         public, rows = public_inputs(cohort, n), jnp.arange(n)
         if config.select != "first":
-            by, choice = config.select, random.stream(key, "select")
-            rows = informative(
-                predict(plugs.logits, state.params, public), n, by, choice
-            )
+            said = predict(plugs.logits, state.params, public)
+            rows = informative(said, n, config.select, random.stream(key, "select"))
         public = {name: x[rows] for name, x in public.items()}
         shared = (state.params, public)
-        results = map_clients(client, shared, cohort, key, reduce=reduce)
+        results = map_clients(client, shared, cohort, key, reduce=plugs.reduce)
         start = state.initial if config.start == "initial" else state.params
         params, loss = plugs.distil(
             start, public, results.update, random.stream(key, "distil")
@@ -144,6 +112,6 @@ def make(
         client_bytes=lambda params: (
             init_bytes(plugs.client)(params) + 4 * n * config.num_classes
         ),
-        parts=plugs.names | {"reduce": reduce.name},
+        parts=plugs.names | {"reduce": plugs.reduce.name},
         needs=distillation.needs(config.num_classes),
     )

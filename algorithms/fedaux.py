@@ -30,7 +30,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,6 +38,7 @@ import optax
 from jax.typing import ArrayLike
 
 from fedjax_core import check, distillation, random, server
+from fedjax_core.algorithms.feddf import State
 from fedjax_core.arrays import num_bytes
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.data.padded import pad
@@ -61,6 +62,7 @@ from fedjax_core.types import (
     Key,
     LossFn,
     Params,
+    Positive,
     trained,
 )
 
@@ -73,14 +75,8 @@ class Config(distillation.Config):
       scores: name of the table of scores among the server's data.
     """
 
-    distil_lr: float = 5e-5
+    distil_lr: Positive = 5e-5
     scores: str = "scores"
-
-
-class State(NamedTuple):
-    """What survives a round."""
-
-    params: Params  # of several prototypes a tuple
 
 
 def prepare(
@@ -109,10 +105,8 @@ def prepare(
 def preparation_bytes(extractor: Params, width: int, negatives: int) -> tuple[int, int]:
     """What a client receives and sends once before training, in bytes.
 
-    Args:
-      extractor: :math:`h_0`, without a head.
-      width: H of its features, in which negatives are sent, float32.
-      negatives: how many there are.
+    The extractor :math:`h_0`, without a head, and so many negatives as float32 features
+    of that width come; what goes is as wide.
     """
     check.positive_int(width=width, negatives=negatives)
     return num_bytes(extractor) + 4 * width * negatives, 4 * width

@@ -27,7 +27,7 @@ import optax
 from fedjax_core import check, server
 from fedjax_core.arrays import repeat_rows
 from fedjax_core.fair.decider import Decider, hear
-from fedjax_core.local import check_whole_epochs, init_bytes, local_sgd
+from fedjax_core.local import LocalConfig, check_whole_epochs, init_bytes, local_sgd
 from fedjax_core.map import map_clients, two_passes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
@@ -35,9 +35,9 @@ from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
-    LocalWork,
     LossFn,
     Params,
+    Positive,
     PyTree,
     trained,
 )
@@ -47,25 +47,17 @@ Program = Callable[[LossFn, optax.GradientTransformation], ClientProgram]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of FedAvg.
+class Config(LocalConfig):
+    """Hyper-parameters of FedAvg, with those of `LocalConfig`.
 
     Attributes:
-      client_lr: step size of the clients' SGD.
       server_lr: step size along the mean delta; 1 is plain FedAvg.
-      work: local work per client and round.
       weights: "examples" weighs clients by how many examples they hold, "uniform"
         counts each once; another `reduce` given to `make` brings its own weights.
     """
 
-    client_lr: float = 0.1
-    server_lr: float = 1.0
-    work: LocalWork = LocalWork()
+    server_lr: Positive = 1.0
     weights: Literal["examples", "uniform"] = "examples"
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr, server_lr=self.server_lr)
-        check.one_of(("examples", "uniform"), weights=self.weights)
 
 
 class State(NamedTuple):
@@ -107,15 +99,10 @@ def make(
         server's model, by which it decides. The work is whole epochs then.
     """
     check_parts(
-        Config,
-        config,
-        loss_fn,
-        client_optimizer=client_optimizer,
-        server_optimizer=server_optimizer,
-        transform=transform,
-        reduce=reduce,
+        Config, config, loss_fn, client_optimizer=client_optimizer,
+        server_optimizer=server_optimizer, transform=transform, reduce=reduce,
         downlink=downlink,
-    )
+    )  # fmt: skip
     if mixing is not None:
         check.instance(Decider, mixing=mixing)
         check_whole_epochs(config.work)
@@ -137,12 +124,15 @@ def make(
         return State(params, server.init(server_opt, params), kept, clients, decided)
 
     def round(state, cohort, key):
-        heard, by, trains = None, reduce, cohort
+        told, decided, objective = None, state.mixing, {}
+        by, trains = reduce, cohort
         if mixing is not None:
             told, said = hear(loss_fn, state.params, cohort, key)
             decided, weights = mixing.update(state.mixing, said)
-            heard = told, decided, weights
             by, trains = mean(weights), cohort.only(told.valid)
+            mixed = jnp.where(told.valid, weights * told.client_metrics["loss"], 0)
+            total = weights.sum()
+            objective = {"mixed_loss": mixed.sum() / jnp.where(total == 0, 1, total)}
         results = map_clients(
             client, state.params, trains, key, reduce=by, client_state=state.clients
         )
@@ -153,14 +143,9 @@ def make(
             downlink, state.params, step, state.downlink, cohort, key
         )
         params = server.move(state.params, step, results.update)
-        new = State(params, opt_state, kept, results.client_state, state.mixing)
-        if heard is None:
-            return new, results.metrics | sent
-        told, decided, weights = heard
-        mixed = jnp.where(told.valid, weights * told.client_metrics["loss"], 0).sum()
-        objective = mixed / jnp.where(weights.sum() == 0, 1, weights.sum())
-        metrics = two_passes(told, results) | sent | {"mixed_loss": objective}
-        return new._replace(mixing=decided), metrics
+        metrics = two_passes(told, results) if told else results.metrics
+        new = State(params, opt_state, kept, results.client_state, decided)
+        return new, metrics | sent | objective
 
     return Algorithm(
         name="fedavg",

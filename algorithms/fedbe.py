@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_core import check
 from fedjax_core.algorithms import feddf
 from fedjax_core.distillation import LogitsFn, predict
 from fedjax_core.parts import check_parts
@@ -37,6 +36,7 @@ from fedjax_core.types import (
     Algorithm,
     LossFn,
     Params,
+    PositiveInt,
     trained,
     with_trained,
 )
@@ -51,12 +51,8 @@ class Config(feddf.Config):
       average: the last steps of distillation over which parameters are averaged.
     """
 
-    num_models: int = 10
-    average: int = 10
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.positive_int(num_models=self.num_models, average=self.average)
+    num_models: PositiveInt = 10
+    average: PositiveInt = 10
 
 
 def drawn_models(config: Config, logits: LogitsFn) -> feddf.Teacher:

@@ -20,7 +20,7 @@ References:
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ import optax
 
 from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
@@ -37,35 +37,28 @@ from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
-    LocalWork,
     LossFn,
+    NonNegative,
     Params,
+    Positive,
     trained,
     with_trained,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of FedBuff.
+class Config(LocalConfig):
+    """Hyper-parameters of FedBuff, with those of `LocalConfig`.
 
     Attributes:
-      client_lr: step size of the clients' SGD.
       server_lr: step size along the mean update.
       exponent: :math:`a`, how fast weights fall with staleness; 0 counts all alike.
       max_staleness: how many models before its newest the server keeps.
-      work: local work per client and turn.
     """
 
-    client_lr: float = 0.1
-    server_lr: float = 1.0
-    exponent: float = 0.5
-    max_staleness: int = 10
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr, server_lr=self.server_lr)
-        check.non_negative(exponent=self.exponent, max_staleness=self.max_staleness)
+    server_lr: Positive = 1.0
+    exponent: NonNegative = 0.5
+    max_staleness: Annotated[int, check.non_negative] = 10
 
 
 class State(NamedTuple):
@@ -178,11 +171,7 @@ def make(
         work=config.work,
         init=init,
         round=round,
-        client_bytes=lambda params: (
-            num_bytes(params)
-            + init_bytes(client_opt)(params)
-            + num_bytes(jax.eval_shape(transform.init, trained(params)))
-        ),
+        client_bytes=init_bytes(client_opt, transform, models=1),
         parts={
             "client_optimizer": "custom" if client_optimizer else "sgd",
             "server_optimizer": "custom" if server_optimizer else "sgd",

@@ -27,7 +27,7 @@ from fedjax_core import check, generated
 from fedjax_core.algorithms import fedavg
 from fedjax_core.generated import Classifier, ConditionalGAN
 from fedjax_core.parts import check_parts
-from fedjax_core.types import Algorithm, LossFn
+from fedjax_core.types import Algorithm, Fraction, LossFn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,7 @@ class Config(generated.Drawing):
       beta1: of clients' Adam, 0.5 in DCGAN.
     """
 
-    beta1: float = 0.5
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.fraction(beta1=self.beta1)
+    beta1: Fraction = 0.5
 
 
 def gan_loss(networks: ConditionalGAN, num_classes: int) -> LossFn:

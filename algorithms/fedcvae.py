@@ -24,7 +24,7 @@ from fedjax_core import check, generated
 from fedjax_core.algorithms import fedavg
 from fedjax_core.generated import Classifier, ConditionalVAE
 from fedjax_core.parts import check_parts
-from fedjax_core.types import Algorithm, LossFn
+from fedjax_core.types import Algorithm, LossFn, NonNegative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,7 @@ class Config(generated.Drawing):
       kl: weight of the divergence.
     """
 
-    kl: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.non_negative(kl=self.kl)
+    kl: NonNegative = 1.0
 
 
 def vae_loss(networks: ConditionalVAE, kl: float = 1.0) -> LossFn:

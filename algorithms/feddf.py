@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import optax
 
-from fedjax_core import check, distillation, random, server
+from fedjax_core import distillation, random, server
 from fedjax_core.arrays import num_bytes
 from fedjax_core.distillation import (
     Examples,
@@ -36,14 +36,7 @@ from fedjax_core.local import init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
 from fedjax_core.reduce import Reduction, mean, total
-from fedjax_core.types import (
-    Algorithm,
-    Key,
-    LossFn,
-    Params,
-    PyTree,
-    trained,
-)
+from fedjax_core.types import Algorithm, Key, LossFn, Params, PyTree, trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,10 +48,6 @@ class Config(distillation.Config):
     """
 
     weights: Literal["examples", "uniform"] = "examples"
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.one_of(("examples", "uniform"), weights=self.weights)
 
 
 class State(NamedTuple):
@@ -122,7 +111,6 @@ def make(
     reduce = {"update": mean(config.weights), "outputs": taught.reduce}
 
     def init(params, num_clients):
-        del num_clients
         return State(params)
 
     def round(state, cohort, key):
@@ -147,9 +135,7 @@ def make(
         init=init,
         round=round,
         # Outputs are few; a model's squares are another model.
-        client_bytes=lambda params: (
-            init_bytes(plugs.client)(params) + num_bytes(params)
-        ),
+        client_bytes=init_bytes(plugs.client, models=1),
         parts=plugs.names,
         needs=distillation.needs(config.num_classes),
     )

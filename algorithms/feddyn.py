@@ -27,9 +27,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, server
-from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import local_sgd, with_stats
+from fedjax_core import server
+from fedjax_core.arrays import repeat_rows
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
@@ -37,29 +37,22 @@ from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
-    LocalWork,
     LossFn,
     Params,
+    Positive,
     trained,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of FedDyn.
+class Config(LocalConfig):
+    r"""Hyper-parameters of FedDyn, with those of `LocalConfig`.
 
     Attributes:
-      client_lr: step size of the clients' SGD.
       alpha: :math:`\alpha > 0`, weight of the proximal term.
-      work: local work per client and round.
     """
 
-    client_lr: float = 0.1
-    alpha: float = 0.1
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr, alpha=self.alpha)
+    alpha: Positive = 0.1
 
 
 class State(NamedTuple):
@@ -79,7 +72,6 @@ def client_program(config: Config, loss_fn: LossFn) -> ClientProgram:
         return carry._replace(correction=jax.tree.map(jnp.negative, gradient_i))
 
     def finish(params, carry, gradient_i, turn):
-        del turn
         delta = jax.tree.map(jnp.subtract, trained(carry.params), trained(params))
         new = jax.tree.map(
             lambda h, d: (h - config.alpha * d).astype(h.dtype), gradient_i, delta
@@ -130,6 +122,6 @@ def make(
         init=init,
         round=round,
         # What it corrects gradients by and its estimate, before and after.
-        client_bytes=lambda params: 3 * num_bytes(params),
+        client_bytes=init_bytes(models=3),
         parts={"transform": transform.name, "reduce": reduce.name},
     )

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, energies, generated, random
+from fedjax_core import energies, generated, random
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.energies import langevin, mixture, says
 from fedjax_core.generated import Classifier
@@ -39,7 +39,13 @@ from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Row
 from fedjax_core.reduce import select
-from fedjax_core.types import Algorithm, ClientProgram
+from fedjax_core.types import (
+    Algorithm,
+    ClientProgram,
+    NonNegative,
+    Positive,
+    PositiveInt,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,22 +65,14 @@ class Config(generated.Config, energies.Chains):
       stateful: clients keep their classifier for the next round they take part in.
     """
 
-    client_lr: float = 1e-3
-    weight_decay: float = 1e-4
-    decay: float = 0.9
-    decay_every: int = 50
-    replay: float = 0.1
+    client_lr: Positive = 1e-3
+    weight_decay: NonNegative = 1e-4
+    decay: Positive = 0.9
+    decay_every: PositiveInt = 50
+    replay: NonNegative = 0.1
     replayed: Literal["received", "refined"] = "received"
     signed: bool = True
     stateful: bool = False
-
-    def __post_init__(self):
-        generated.Config.__post_init__(self)
-        energies.Chains.__post_init__(self)
-        check.positive(client_lr=self.client_lr, decay=self.decay)
-        check.positive_int(decay_every=self.decay_every)
-        check.non_negative(weight_decay=self.weight_decay, replay=self.replay)
-        check.one_of(("received", "refined"), replayed=self.replayed)
 
 
 class State(NamedTuple):
@@ -126,7 +124,6 @@ def client_program(
         return Local(model, chain.at[rows].set(refined))
 
     def finish(shared, carry, row, turn):
-        del turn
         params = carry.model.params
         update = says(config, classifier, params, shared["x"], shared["y"])
         if config.signed:
@@ -189,10 +186,7 @@ def make(
     def client_bytes(params):
         weights = jax.eval_shape(classifier.init, random.seed_key(0))
         rows = 4 + 2 * config.stateful  # parameters, gradient, update, twice its row
-        return (
-            num_bytes(params) + rows * num_bytes(weights)
-            + init_bytes(optimizer)(weights)
-        )  # fmt: skip
+        return num_bytes(params) + init_bytes(optimizer, models=rows)(weights)
 
     return Algorithm(
         name="fedevg",

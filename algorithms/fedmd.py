@@ -28,33 +28,19 @@ References:
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
-from fedjax_core import check, distillation, random
+from fedjax_core import distillation, random
 from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.distillation import (
-    LogitsFn,
-    first_inputs,
-    predict,
-    soft_loss,
-)
-from fedjax_core.local import batch_loss, init_bytes, local_sgd
+from fedjax_core.distillation import Parts, first_inputs, predict, soft_loss
+from fedjax_core.local import init_bytes, local_sgd, loss_and_gradient
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
-from fedjax_core.reduce import Reduction, mean
-from fedjax_core.types import (
-    Algorithm,
-    ClientProgram,
-    LossFn,
-    Params,
-    trained,
-    with_trained,
-)
+from fedjax_core.types import Algorithm, ClientProgram, LossFn, Params, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,15 +56,10 @@ class Config(distillation.Config):
         ``FederatedData.public["y"]``; otherwise nothing is.
     """
 
-    num_public: int = 1000
+    num_public: PositiveInt = 1000
     average: Literal["logits", "probabilities"] = "logits"
     joint: bool = False
     pretrain: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.positive_int(num_public=self.num_public)
-        check.one_of(("logits", "probabilities"), average=self.average)
 
 
 class State(NamedTuple):
@@ -113,19 +94,13 @@ def client_program(
 
     def public_gradient(received, params, turn):
         """Of the cross-entropy of a batch of public inputs, 0 without labels."""
-        data, size = (
-            received[0] | {"labels": received[1]},
-            config.public_work.batch_size,
-        )
+        data, size = received[0], config.public_work.batch_size
         key = random.stream(turn.key, "public")
         rows = jax.random.randint(key, (size,), 0, config.num_public)
         batch = {name: x[rows] for name, x in data.items()}
+        batch |= {"labels": received[1][rows]}
         batch["example_mask"] = jnp.ones(size, bool) & agreed(turn)
-
-        def objective(weights):
-            return batch_loss(soft, with_trained(params, weights), batch, key)[0]
-
-        return jax.grad(objective)(trained(params))
+        return loss_and_gradient(soft, params, batch, key)[1]
 
     def step(received, carry, batch, turn):
         if config.joint:
@@ -135,7 +110,6 @@ def client_program(
         return carry._replace(correction=None)
 
     def finish(received, carry, own, turn):
-        del own, turn
         said = predict(plugs.logits, carry.params, received[0])
         if config.average == "probabilities":
             said = jax.nn.softmax(said)
@@ -145,25 +119,13 @@ def client_program(
     return ClientProgram(init, step, finish)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    client_optimizer: optax.GradientTransformation | None = None,
-    distil_optimizer: optax.GradientTransformation | None = None,
-    reduce: Reduction | None = None,
-    logits: LogitsFn | None = None,
-) -> Algorithm:
+def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds FedMD for a loss that is the cross-entropy of a class.
 
     In evaluations "personal" is the clients' models; the server's is the one at the
-    start. The arguments are those of `fedjax_core.algorithms.fd.make`.
+    start. Its `parts` are `fedjax_core.distillation`'s.
     """
-    plugs = distillation.plugs(
-        Config, config, loss_fn, client_optimizer, distil_optimizer, logits,
-        reduce=reduce,
-    )  # fmt: skip
-    reduce = reduce or mean("uniform")
+    plugs = distillation.plugs(Config, config, loss_fn, **parts)
     client = client_program(config, loss_fn, plugs)
     shape = (config.num_public, config.num_classes)
 
@@ -182,7 +144,7 @@ def make(
             (public, labels),
             cohort,
             key,
-            reduce=reduce,
+            reduce=plugs.reduce,
             client_state=state.clients,
         )
         labels = results.update.astype(jnp.float32)
@@ -201,9 +163,7 @@ def make(
         round=round,
         own_models=lambda state, row: {"personal": row},
         # Its row, before and after.
-        client_bytes=lambda params: (
-            2 * num_bytes(params) + init_bytes(plugs.client)(params)
-        ),
-        parts=plugs.names | {"reduce": reduce.name},
+        client_bytes=init_bytes(plugs.client, models=2),
+        parts=plugs.names | {"reduce": plugs.reduce.name},
         needs=distillation.needs(config.num_classes),
     )

@@ -22,15 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
-from fedjax_core.arrays import flat_rows
+from fedjax_core.arrays import flat_rows, norms
 from fedjax_core.fair.decider import Prior
 from fedjax_core.fair.simplex import minimise
 from fedjax_core.metrics import wide
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, stack
-from fedjax_core.types import Algorithm, LossFn, Stateful
+from fedjax_core.types import Algorithm, LossFn, Share, Stateful
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,11 +43,7 @@ class Config(fedavg.Config):
       weights: :math:`\lambda^0`, by examples or uniform.
     """
 
-    epsilon: float = 0.1
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.in_range(0, 1, epsilon=self.epsilon)
+    epsilon: Share = 0.1
 
 
 def common_direction(epsilon: float, weights: Prior) -> Reduction:
@@ -61,9 +56,7 @@ def common_direction(epsilon: float, weights: Prior) -> Reduction:
                 "directions; use a model with group or layer normalisation."
             )
         d = jnp.concatenate([wide(flat_rows(x)) for x in jax.tree.leaves(updates)], 1)
-        largest = jnp.abs(d).max(1)  # whose square may be out of range
-        largest = jnp.where(largest > 0, largest, 1)
-        norm = largest * jnp.linalg.norm(d / largest[:, None], axis=1)
+        norm = norms(d)
         scale = 1 / jnp.where(norm > 0, norm, 1)
         sizes = cast.cohort.num_examples if weights == "examples" else 1
         prior = jnp.where(cast.valid, sizes, 0).astype(d.dtype)

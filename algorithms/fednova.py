@@ -21,19 +21,25 @@ References:
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg, fedprox
 from fedjax_core.arrays import along_rows
 from fedjax_core.local import local_sgd
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
-from fedjax_core.transform import Transform
-from fedjax_core.types import Algorithm, LossFn, trained, with_trained
+from fedjax_core.types import (
+    Algorithm,
+    Fraction,
+    LossFn,
+    NonNegative,
+    trained,
+    with_trained,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,27 +51,16 @@ class Config(fedprox.Config):
       momentum: in [0, 1), of the clients' SGD; None is plain SGD.
     """
 
-    mu: float = 0.0
-    momentum: float | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.momentum is not None:
-            check.fraction(momentum=self.momentum)
+    mu: NonNegative = 0.0
+    momentum: Fraction | None = None
 
 
 def gradient_weight(config: Config, steps: jax.Array) -> jax.Array:
     r"""How much a client's gradients weigh together, :math:`\lVert a_i \rVert_1`.
 
     Equal gradients of 1 would move a parameter that far in units of ``client_lr``: the
-    solver itself tells, with momentum and proximal term together as well.
-
-    Args:
-      config: the local solver.
-      steps: ``[L]`` int32 >= 0, local steps.
-
-    Returns:
-      ``[L]``, for plain SGD the steps.
+    solver itself tells, with momentum and proximal term together as well. For `steps`,
+    ``[L]`` int32 >= 0, it is ``[L]``: of plain SGD the steps.
     """
     sgd = optax.sgd(1.0, momentum=config.momentum)
     start = jnp.zeros(steps.shape, float)
@@ -103,25 +98,19 @@ def normalised_mean(config: Config) -> Reduction:
     return Reduction(identity, add, plain.merge, finish, name="normalised_mean")
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    server_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    downlink: Transform | None = None,
-) -> Algorithm:
-    """Builds FedNova for the given loss; arguments as in `fedavg.make`."""
+def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
+    """Builds FedNova for the given loss; other arguments as in `fedavg.make`.
+
+    Of these `client_optimizer`, `program`, `reduce` and `mixing` are not to be given.
+    """
     check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
         config,
         loss_fn,
         client_optimizer=optax.sgd(config.client_lr, momentum=config.momentum),
-        server_optimizer=server_optimizer,
         program=functools.partial(local_sgd, proximal=config.mu),
-        transform=transform,
         reduce=normalised_mean(config),
-        downlink=downlink,
+        **parts,
     )
-    parts = {**algorithm.parts, "client_optimizer": "sgd"}
-    return dataclasses.replace(algorithm, name="fednova", parts=parts)
+    said = {**algorithm.parts, "client_optimizer": "sgd"}
+    return dataclasses.replace(algorithm, name="fednova", parts=said)

@@ -33,10 +33,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.parts import check_parts
-from fedjax_core.types import Algorithm, LossFn, Params
+from fedjax_core.types import Algorithm, Fraction, LossFn, Params, Positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,16 +51,10 @@ class Config(fedavg.Config):
     """
 
     rule: Literal["avgm", "adagrad", "adam", "yogi"] = "adam"
-    server_lr: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.one_of(("avgm", "adagrad", "adam", "yogi"), rule=self.rule)
-        check.fraction(beta1=self.beta1, beta2=self.beta2)
-        check.positive(tau=self.tau)
+    server_lr: Positive = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+    tau: Positive = 1e-3
 
 
 class Moments(NamedTuple):
@@ -78,25 +71,21 @@ def server_optimizer(config: Config) -> optax.GradientTransformation:
         return optax.sgd(config.server_lr, momentum=beta1)
 
     def init(params):
-        return Moments(
-            jax.tree.map(jnp.zeros_like, params),
-            jax.tree.map(lambda p: jnp.full_like(p, tau**2), params),
-        )
+        at = optax.tree.full_like
+        return Moments(at(params, 0), at(params, tau**2))
 
-    def square_rule(v, g):
-        g2 = jnp.square(g)
-        return {
-            "adagrad": lambda: v + g2,
-            "adam": lambda: beta2 * v + (1 - beta2) * g2,
-            "yogi": lambda: v - (1 - beta2) * g2 * jnp.sign(v - g2),
-        }[config.rule]()
+    rule = {
+        "adagrad": lambda v, g2: v + g2,
+        "adam": lambda v, g2: beta2 * v + (1 - beta2) * g2,
+        "yogi": lambda v, g2: v - (1 - beta2) * g2 * jnp.sign(v - g2),
+    }[config.rule]
 
     def update(updates, state, params=None):
-        del params
         mean = jax.tree.map(
             lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates
         )
-        square = jax.tree.map(square_rule, state.square, updates)
+        squares = jax.tree.map(jnp.square, updates)
+        square = jax.tree.map(rule, state.square, squares)
         step = jax.tree.map(
             lambda m, v: -config.server_lr * m / (jnp.sqrt(v) + tau), mean, square
         )

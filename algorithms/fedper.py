@@ -21,30 +21,22 @@ import dataclasses
 import functools
 from typing import Unpack
 
-from fedjax_core import check
+from fedjax_core.local import LocalConfig
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Parts, partial_averaging, split
-from fedjax_core.types import Algorithm, LocalWork, LossFn
+from fedjax_core.types import Algorithm, LossFn, Names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of FedPer.
+class Config(LocalConfig):
+    """Hyper-parameters of FedPer, with those of `LocalConfig`.
 
     Attributes:
       personal: names of what is personal, see `fedjax_core.personal.split`: the last
         layer of a network of three, ("Dense_2",).
-      client_lr: step size of the clients' SGD.
-      work: local work per client and round.
     """
 
-    personal: tuple[str, ...]
-    client_lr: float = 0.1
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.names(personal=self.personal)
-        check.positive(client_lr=self.client_lr)
+    personal: Names
 
 
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:

@@ -22,14 +22,14 @@ import dataclasses
 import functools
 from typing import Unpack
 
-from fedjax_core import check
+from fedjax_core.local import LocalConfig
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Parts, partial_averaging, split
-from fedjax_core.types import Algorithm, LocalWork, LossFn
+from fedjax_core.types import Algorithm, LocalWork, LossFn, Names, PositiveInt, Work
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(LocalConfig):
     r"""Hyper-parameters of FedRep.
 
     Attributes:
@@ -40,16 +40,12 @@ class Config:
       work: local work per client and round, of both phases together.
     """
 
-    personal: tuple[str, ...]
-    client_lr: float = 0.1
-    head: int = 10
-    work: LocalWork = LocalWork(epochs=11)
+    personal: Names
+    head: PositiveInt = 10
+    work: Work = LocalWork(epochs=11)
 
     def __post_init__(self):
-        check.names(personal=self.personal)
-        check.positive(client_lr=self.client_lr)
-        check.positive_int(head=self.head)
-        check.instance(LocalWork, work=self.work)
+        super().__post_init__()
         if self.head >= (self.work.steps or self.work.epochs):
             raise ValueError(
                 f"head must leave some of the work to the representation, got "

@@ -17,30 +17,29 @@ References:
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.local import full_gradient
 from fedjax_core.parts import check_parts
-from fedjax_core.reduce import Reduction
-from fedjax_core.transform import Transform
 from fedjax_core.types import (
     Algorithm,
+    Checked,
     ClientProgram,
     LocalWork,
     LossFn,
+    Positive,
+    PositiveInt,
     trained,
     with_trained,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Checked):
     r"""Hyper-parameters of FedSGD.
 
     Attributes:
@@ -51,40 +50,28 @@ class Config:
         counts each once.
     """
 
-    server_lr: float = 0.1
-    batch_size: int = 20
+    server_lr: Positive = 0.1
+    batch_size: PositiveInt = 20
     weights: Literal["examples", "uniform"] = "examples"
-
-    def __post_init__(self):
-        check.positive(server_lr=self.server_lr)
-        check.positive_int(batch_size=self.batch_size)
-        check.one_of(("examples", "uniform"), weights=self.weights)
 
 
 def client_program(loss_fn: LossFn) -> ClientProgram:
     """One client; its update is minus its gradient, as a delta points downhill."""
     program = full_gradient(loss_fn)
 
-    def finish(params, carry, client_state, turn):
-        update, client_state, metrics = program.finish(
-            params, carry, client_state, turn
-        )
+    def finish(*args):
+        update, client_state, metrics = program.finish(*args)
         downhill = jax.tree.map(jnp.negative, trained(update))
         return with_trained(update, downhill), client_state, metrics
 
     return program._replace(finish=finish)
 
 
-def make(
-    config: Config,
-    loss_fn: LossFn,
-    *,
-    server_optimizer: optax.GradientTransformation | None = None,
-    transform: Transform | None = None,
-    reduce: Reduction | None = None,
-    downlink: Transform | None = None,
-) -> Algorithm:
-    """Builds FedSGD for the given loss; arguments as in `fedavg.make`."""
+def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
+    """Builds FedSGD for the given loss; other arguments as in `fedavg.make`.
+
+    Of these `client_optimizer`, `program` and `mixing` are not to be given.
+    """
     check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
         fedavg.Config(
@@ -93,11 +80,10 @@ def make(
             weights=config.weights,
         ),
         loss_fn,
-        server_optimizer=server_optimizer,
+        client_optimizer=None,
         program=lambda loss_fn, _: client_program(loss_fn),
-        transform=transform,
-        reduce=reduce,
-        downlink=downlink,
+        mixing=None,
+        **parts,
     )
-    parts = {k: v for k, v in algorithm.parts.items() if k != "client_optimizer"}
-    return dataclasses.replace(algorithm, name="fedsgd", config=config, parts=parts)
+    said = {k: v for k, v in algorithm.parts.items() if k != "client_optimizer"}
+    return dataclasses.replace(algorithm, name="fedsgd", config=config, parts=said)

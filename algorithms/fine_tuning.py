@@ -27,28 +27,15 @@ from typing import Unpack
 
 import optax
 
-from fedjax_core import check
-from fedjax_core.arrays import num_bytes
-from fedjax_core.local import local_sgd
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Parts, averaging
-from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn
+from fedjax_core.types import Algorithm, LossFn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of FedAvg with fine-tuning.
-
-    Attributes:
-      client_lr: step size of the clients' SGD.
-      work: local work per client and round.
-    """
-
-    client_lr: float = 0.1
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
+class Config(LocalConfig):
+    """Hyper-parameters of FedAvg with fine-tuning: those of `LocalConfig`."""
 
 
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
@@ -63,23 +50,17 @@ def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     optimizer = parts.get("client_optimizer") or optax.sgd(config.client_lr)
     local = local_sgd(loss_fn, optimizer)
 
-    def init(received, own, turn):
-        del own
-        return local.init(received, (), turn)
-
     def finish(received, carry, own, turn):
-        del own
         update, _, metrics = local.finish(received, carry, (), turn)
         return update, carry.params, metrics
 
     return averaging(
         "fine_tuning",
         config,
-        ClientProgram(init, local.step, finish),
+        local._replace(finish=finish),
         keep=lambda params: params,
-        own_model=lambda params, own: own,
         # The personal model before and after.
-        client_bytes=lambda params: 2 * num_bytes(params),
+        client_bytes=init_bytes(models=2),
         weights="examples",
         **parts,
     )

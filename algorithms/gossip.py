@@ -29,7 +29,7 @@ from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.clusters.members import Mine, in_cluster, remembering
 from fedjax_core.clusters.secret import no_map
-from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
@@ -38,19 +38,10 @@ from fedjax_core.types import Algorithm, LocalWork, LossFn, Params, trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of gossip averaging.
+class Config(LocalConfig):
+    """Hyper-parameters of gossip averaging: those of `LocalConfig`, of nodes."""
 
-    Attributes:
-      client_lr: step size of the nodes' SGD.
-      work: local work per node and round.
-    """
-
-    client_lr: float = 0.1
     work: LocalWork = LocalWork(steps=1)
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
 
 
 class State(NamedTuple):
@@ -76,7 +67,6 @@ def make(
     client = remembering(in_cluster(local_sgd(loss_fn, client_opt), no_map()))
 
     def needs(model, data):
-        del model
         check.rows(data.num_clients, mixing=data.public.get("mixing", ()))
 
     def init(params, num_clients):
@@ -84,6 +74,7 @@ def make(
         return State(params, repeat_rows(params, num_clients), numbers)
 
     def round(state, cohort, key):
+        here = jnp.maximum(cohort.client_id, 0)
         results = map_clients(
             client,
             (state.models, ()),
@@ -91,13 +82,11 @@ def make(
             key,
             reduce=stack(),
             client_state=state.clients,
-            each=Mine(jnp.maximum(cohort.client_id, 0), cohort.client_id),
+            each=Mine(here, cohort.client_id),
         )
         weights = cohort.public["mixing"]
         nobody = len(weights)  # where rows that did not arrive are dropped
         at = jnp.where(results.valid, cohort.client_id, nobody)
-
-        here = jnp.maximum(cohort.client_id, 0)
         start = jax.tree.map(lambda m: m[here], state.models)
         update = results.update
         moved = jax.vmap(server.move)(start, trained(update), update)
@@ -123,7 +112,7 @@ def make(
         init=init,
         round=round,
         own_models=own_models,
-        client_bytes=lambda params: num_bytes(params) + init_bytes(client_opt)(params),
+        client_bytes=init_bytes(client_opt, models=1),
         parts={"client_optimizer": "custom" if client_optimizer else "sgd"},
         needs=needs,
     )

@@ -30,10 +30,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, distillation
+from fedjax_core import distillation
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.distillation import LogitsFn, ensemble, logits_of_loss, soft_loss
-from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes, Mean
 from fedjax_core.parts import check_parts
@@ -41,33 +41,25 @@ from fedjax_core.reduce import total
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
-    LocalWork,
     LossFn,
+    NonNegative,
     Params,
+    PositiveInt,
     Stateful,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters.
+class Config(LocalConfig):
+    r"""Hyper-parameters, with those of `LocalConfig`.
 
     Attributes:
       num_classes: K.
-      client_lr: step size of the clients' SGD.
       gamma: :math:`\gamma`, weight of the regulariser.
-      work: local work per client and round.
     """
 
-    num_classes: int = 10
-    client_lr: float = 0.1
-    gamma: float = 0.1
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
-        check.positive_int(num_classes=self.num_classes)
-        check.non_negative(gamma=self.gamma)
+    num_classes: PositiveInt = 10
+    gamma: NonNegative = 0.1
 
 
 class State(NamedTuple):
@@ -121,7 +113,6 @@ def client_program(
         return model, seen + Mean(*said)
 
     def finish(received, carry, own, turn):
-        del received, own, turn
         model, seen = carry
         holds = (seen.count > 0).astype(jnp.float32)
         metrics = {"train_loss": model.train_loss}
@@ -178,9 +169,7 @@ def make(
         round=round,
         own_models=lambda state, row: {"personal": row},
         # Its row, before and after.
-        client_bytes=lambda params: (
-            2 * num_bytes(params) + init_bytes(client_opt)(params)
-        ),
+        client_bytes=init_bytes(client_opt, models=2),
         parts={"client_optimizer": "custom" if client_optimizer else "sgd"},
         needs=distillation.needs(config.num_classes),
     )

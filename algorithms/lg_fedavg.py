@@ -21,30 +21,22 @@ References:
 import dataclasses
 from typing import Unpack
 
-from fedjax_core import check
+from fedjax_core.local import LocalConfig
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Parts, partial_averaging, split
-from fedjax_core.types import Algorithm, LocalWork, LossFn
+from fedjax_core.types import Algorithm, LossFn, Names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of LG-FedAvg.
+class Config(LocalConfig):
+    """Hyper-parameters of LG-FedAvg, with those of `LocalConfig`.
 
     Attributes:
       shared: names of what is shared, see `fedjax_core.personal.split`: the last layer
         of a network of three, ("Dense_2",). All else is personal.
-      client_lr: step size of the clients' SGD.
-      work: local work per client and round.
     """
 
-    shared: tuple[str, ...]
-    client_lr: float = 0.1
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.names(shared=self.shared)
-        check.positive(client_lr=self.client_lr)
+    shared: Names
 
 
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:

@@ -10,35 +10,16 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_core import check
-from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.arrays import repeat_rows
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.parts import check_parts
-from fedjax_core.types import (
-    Algorithm,
-    ClientProgram,
-    LocalWork,
-    LossFn,
-    Params,
-    trained,
-)
+from fedjax_core.types import Algorithm, ClientProgram, LossFn, Params, trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of local training.
-
-    Attributes:
-      client_lr: step size of the clients' SGD.
-      work: local work per client and round.
-    """
-
-    client_lr: float = 0.1
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
+class Config(LocalConfig):
+    """Hyper-parameters of local training: those of `LocalConfig`."""
 
 
 class State(NamedTuple):
@@ -55,12 +36,10 @@ def client_program(
     local = local_sgd(loss_fn, optimizer, keep_optimizer=True)
 
     def init(shared, client_state, turn):
-        del shared
         params, opt_state = client_state
         return local.init(params, opt_state, turn)
 
     def finish(shared, carry, client_state, turn):
-        del shared, client_state, turn
         return (), (carry.params, carry.opt_state), {"train_loss": carry.train_loss}
 
     return ClientProgram(init, local.step, finish)
@@ -95,8 +74,6 @@ def make(
         round=round,
         own_models=lambda state, row: {"local": row[0]},
         # Its row, before and after.
-        client_bytes=lambda params: (
-            num_bytes(params) + 2 * init_bytes(client_opt)(params)
-        ),
+        client_bytes=init_bytes(client_opt, client_opt, models=1),
         parts={"client_optimizer": "custom" if client_optimizer else "sgd"},
     )

@@ -25,14 +25,15 @@ References:
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, random, server
+from fedjax_core import random, server
 from fedjax_core.local import (
+    LocalConfig,
     check_whole_epochs,
     full_gradient,
     init_bytes,
@@ -44,39 +45,33 @@ from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
+    Fraction,
     LocalWork,
     LossFn,
     Params,
+    Positive,
     trained,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of MimeLite.
+class Config(LocalConfig):
+    r"""Hyper-parameters of MimeLite, with those of `LocalConfig`.
 
     Attributes:
-      client_lr: :math:`\eta_l`, step size of the clients.
+      client_lr: :math:`\eta_l`.
       server_lr: :math:`\eta_g`; 1 in the paper.
       beta1: decay of m, in [0, 1).
       beta2: decay of v, in [0, 1); None for momentum alone.
       tau: added to the square root of v.
-      work: local work per client and round, whole epochs.
+      work: whole epochs.
     """
 
-    client_lr: float = 0.1
-    server_lr: float = 1.0
-    beta1: float = 0.9
-    beta2: float | None = None
-    tau: float = 1e-3
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr, server_lr=self.server_lr, tau=self.tau)
-        check.fraction(beta1=self.beta1)
-        if self.beta2 is not None:
-            check.fraction(beta2=self.beta2)
-        check_whole_epochs(self.work)
+    server_lr: Positive = 1.0
+    beta1: Fraction = 0.9
+    beta2: Fraction | None = None
+    tau: Positive = 1e-3
+    work: Annotated[LocalWork, check_whole_epochs] = LocalWork()
 
 
 class State(NamedTuple):
@@ -93,13 +88,10 @@ def base_optimizer(config: Config) -> optax.GradientTransformation:
         return jax.tree.map(lambda a, b: beta * a + (1 - beta) * b, old, new)
 
     def init(params):
-        mean = jax.tree.map(jnp.zeros_like, params)
-        if config.beta2 is None:
-            return mean, ()
-        return mean, jax.tree.map(lambda p: jnp.full_like(p, config.tau**2), params)
+        at = optax.tree.full_like
+        return at(params, 0), () if config.beta2 is None else at(params, config.tau**2)
 
     def update(updates, state, params=None):
-        del params
         mean, square = state
         mean = decay(config.beta1, mean, updates)
         step = jax.tree.map(lambda m: -config.client_lr * m, mean)
@@ -143,7 +135,6 @@ def make(
     base = base_optimizer(config)
 
     def init(params, num_clients):
-        del num_clients
         return State(params, server.init(base, params))
 
     def round(state, cohort, key):

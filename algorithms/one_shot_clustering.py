@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_core import check, random, server
+from fedjax_core import random, server
 from fedjax_core.arrays import num_bytes, repeat_rows, wide
 from fedjax_core.clusters.lloyd import lloyd
 from fedjax_core.clusters.members import (
@@ -40,35 +40,26 @@ from fedjax_core.clusters.members import (
 )
 from fedjax_core.clusters.secret import no_map
 from fedjax_core.clusters.similarity import row_norms
-from fedjax_core.local import init_bytes, local_sgd
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Bytes
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import select, stack
 from fedjax_core.transform import Transform, identity, with_transform
-from fedjax_core.types import Algorithm, LocalWork, LossFn, Params, PyTree, trained
+from fedjax_core.types import Algorithm, LossFn, Params, PositiveInt, PyTree, trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters of one-shot clustering.
+class Config(LocalConfig):
+    """Hyper-parameters of one-shot clustering, with those of `LocalConfig`.
 
     Attributes:
       num_clusters: K.
-      client_lr: step size of the clients' SGD.
       weights: what clients weigh in means, "examples" or "uniform".
-      work: local work per client and round.
     """
 
-    num_clusters: int
-    client_lr: float = 0.1
+    num_clusters: PositiveInt
     weights: Literal["examples", "uniform"] = "examples"
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive_int(num_clusters=self.num_clusters)
-        check.positive(client_lr=self.client_lr)
-        check.one_of(("examples", "uniform"), weights=self.weights)
 
 
 class State(NamedTuple):
@@ -101,16 +92,10 @@ def make(
 
     def init(params, num_clients):
         row = (jnp.int32(-1), transform.init(trained(params)))
-        return State(
-            params,
-            repeat_rows(params, K + 1),
-            jax.tree.map(
-                lambda p: jnp.zeros((K, *p.shape), wide(p).dtype),
-                trained(params),
-            ),
-            jnp.full(num_clients, -1, jnp.int32),
-            repeat_rows(row, num_clients),
-        )
+        models, rows = repeat_rows(params, K + 1), repeat_rows(row, num_clients)
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(wide(p)), trained(params))
+        label = jnp.full(num_clients, -1, jnp.int32)
+        return State(params, models, repeat_rows(zeros, K), label, rows)
 
     def round(state, cohort, key):
         cluster = lookup(state.label, cohort.client_id)
@@ -169,8 +154,6 @@ def make(
         init=init,
         round=round,
         own_models=own_models,
-        client_bytes=lambda params: (
-            num_bytes(params) + init_bytes(optimizer, transform)(params)
-        ),
+        client_bytes=init_bytes(optimizer, transform, models=1),
         parts={"transform": transform.name},
     )

@@ -29,17 +29,29 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_core import check
-from fedjax_core.arrays import num_bytes
-from fedjax_core.local import Carry, init_bytes, proximal_gradient, sgd_step, with_stats
+from fedjax_core.local import (
+    Carry,
+    LocalConfig,
+    init_bytes,
+    proximal_gradient,
+    sgd_step,
+    with_stats,
+)
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Parts, averaging
-from fedjax_core.types import Algorithm, ClientProgram, LocalWork, LossFn, trained
+from fedjax_core.types import (
+    Algorithm,
+    ClientProgram,
+    LossFn,
+    Positive,
+    PositiveInt,
+    trained,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(LocalConfig):
     r"""Hyper-parameters of pFedMe.
 
     Attributes:
@@ -51,17 +63,11 @@ class Config:
       work: local work per client and round: R batches.
     """
 
-    client_lr: float = 0.01
-    personal_lr: float = 0.05
-    personal_steps: int = 5
-    prox: float = 15.0
-    server_lr: float = 1.0
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr, personal_lr=self.personal_lr)
-        check.positive(prox=self.prox, server_lr=self.server_lr)
-        check.positive_int(personal_steps=self.personal_steps)
+    client_lr: Positive = 0.01
+    personal_lr: Positive = 0.05
+    personal_steps: PositiveInt = 5
+    prox: Positive = 15.0
+    server_lr: Positive = 1.0
 
 
 def client_program(
@@ -70,12 +76,10 @@ def client_program(
     r"""One client: shared is :math:`w_t`, its row the last :math:`\theta_i`."""
 
     def init(received, own, turn):
-        del own, turn
         theta = Carry(received, solver.init(trained(received)), Mean.zero())
         return trained(received), theta
 
     def step(received, carry, batch, turn):
-        del received
         w, theta = carry
 
         def nearer(_, theta):
@@ -90,7 +94,6 @@ def client_program(
         return w, theta
 
     def finish(received, carry, own, turn):
-        del own, turn
         w, theta = carry
         delta = jax.tree.map(jnp.subtract, w, trained(received))
         # Running statistics are those of the model that saw the data.
@@ -118,9 +121,8 @@ def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
         config,
         client_program(config, loss_fn, solver),
         keep=lambda params: params,
-        own_model=lambda params, own: own,
         # The local model, and what personal model is kept before and after.
-        client_bytes=lambda params: 3 * num_bytes(params) + init_bytes(solver)(params),
+        client_bytes=init_bytes(solver, models=3),
         server_lr=config.server_lr,
         **parts,
     )

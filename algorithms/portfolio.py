@@ -28,13 +28,11 @@ import jax
 import jax.numpy as jnp
 from optax.projections import projection_simplex
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
+from fedjax_core.algorithms.aaggff_d import Cdf
 from fedjax_core.fair.decider import Decider
-from fedjax_core.fair.responses import CDFS, decision_gradient, respond
-from fedjax_core.types import Algorithm, LossFn
-
-_RULES = ("ogd", "eg", "ftrl", "universal")
+from fedjax_core.fair.responses import decision_gradient, respond
+from fedjax_core.types import Algorithm, LossFn, Positive, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,16 +47,9 @@ class Config(fedavg.Config):
     """
 
     rule: Literal["ogd", "eg", "ftrl", "universal"] = "ftrl"
-    mixing_lr: float = 1.0
-    cdf: str = "normal"
-    points: int = 1000
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.one_of(_RULES, rule=self.rule)
-        check.one_of(CDFS, cdf=self.cdf)
-        check.positive(mixing_lr=self.mixing_lr)
-        check.positive_int(points=self.points)
+    mixing_lr: Positive = 1.0
+    cdf: Cdf = "normal"
+    points: PositiveInt = 1000
 
 
 class Book(NamedTuple):

@@ -21,11 +21,11 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.fair.decider import Decider, tilted
+from fedjax_core.local import batch_loss
 from fedjax_core.parts import check_parts
-from fedjax_core.types import Algorithm, LossFn, Stateful
+from fedjax_core.types import Algorithm, LossFn, Positive, Stateful
 
 _LEAST_UTILITY = 0.2
 
@@ -39,13 +39,8 @@ class Config(fedavg.Config):
       where: "client" or "server".
     """
 
-    ceiling: float = 3.0
+    ceiling: Positive = 3.0
     where: Literal["client", "server"] = "client"
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.positive(ceiling=self.ceiling)
-        check.one_of(("client", "server"), where=self.where)
 
 
 def decider(config: Config) -> Decider:
@@ -62,15 +57,12 @@ def proportional(loss_fn: LossFn, ceiling: float) -> LossFn:
     """The loss of "client": every example has that of its batch."""
 
     def loss(params, batch, key):
-        out = loss_fn(params, batch, key)
-        losses = out[0] if isinstance(params, Stateful) else out
-        mask = batch["example_mask"]
-        mean = jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1)
+        mean, stats = batch_loss(loss_fn, params, batch, key)
         enough = ceiling - mean >= _LEAST_UTILITY
         log = -jnp.log1p(-jnp.where(enough, mean, 0) / ceiling)
         fair = jnp.where(enough, log, mean / ceiling)
-        fair = jnp.broadcast_to(fair, losses.shape)
-        return (fair, out[1]) if isinstance(params, Stateful) else fair
+        fair = jnp.broadcast_to(fair, batch["example_mask"].shape)
+        return (fair, stats) if isinstance(params, Stateful) else fair
 
     return loss
 

@@ -19,16 +19,16 @@ References:
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, server
+from fedjax_core import server
 from fedjax_core.arrays import repeat_rows
 from fedjax_core.fair.decider import hear
-from fedjax_core.local import check_whole_epochs, init_bytes, local_sgd
+from fedjax_core.local import LocalConfig, check_whole_epochs, init_bytes, local_sgd
 from fedjax_core.map import map_clients, two_passes
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
@@ -39,6 +39,7 @@ from fedjax_core.types import (
     ClientProgram,
     LocalWork,
     LossFn,
+    NonNegative,
     Params,
     trained,
 )
@@ -47,27 +48,20 @@ _LEAST_LOSS = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of q-FedAvg.
+class Config(LocalConfig):
+    r"""Hyper-parameters of q-FedAvg, with those of `LocalConfig`.
 
     Attributes:
-      client_lr: :math:`\eta`, step size of the clients' SGD.
+      client_lr: :math:`\eta`.
       q: >= 0; the larger, the more equal the losses.
-      work: local work per client and round, whole epochs.
+      work: whole epochs.
       weights: "uniform" counts every client of the cohort once, "examples" as often as
         it has examples.
     """
 
-    client_lr: float = 0.1
-    q: float = 1.0
-    work: LocalWork = LocalWork()
+    q: NonNegative = 1.0
+    work: Annotated[LocalWork, check_whole_epochs] = LocalWork()
     weights: Literal["examples", "uniform"] = "uniform"
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
-        check.non_negative(q=self.q)
-        check.one_of(("examples", "uniform"), weights=self.weights)
-        check_whole_epochs(self.work)
 
 
 class State(NamedTuple):
@@ -80,8 +74,8 @@ class State(NamedTuple):
 def with_norm(program: ClientProgram) -> ClientProgram:
     """The program with the norm of its update among the metrics, "delta_norm"."""
 
-    def finish(shared, carry, client_state, turn):
-        update, new, metrics = program.finish(shared, carry, client_state, turn)
+    def finish(*args):
+        update, new, metrics = program.finish(*args)
         norm = flat_norm(trained(update))
         return update, new, {**metrics, "delta_norm": Mean(norm, jnp.ones_like(norm))}
 

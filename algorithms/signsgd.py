@@ -23,18 +23,25 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.algorithms.stc import client_parts
 from fedjax_core.compress.caching import with_cache
 from fedjax_core.compress.quantisers import digit_bits, majority_vote, sign
 from fedjax_core.metrics import Bits
 from fedjax_core.parts import check_parts
-from fedjax_core.types import Algorithm, LocalWork, LossFn
+from fedjax_core.types import (
+    Algorithm,
+    Checked,
+    Fraction,
+    LocalWork,
+    LossFn,
+    Positive,
+    PositiveInt,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Checked):
     r"""Hyper-parameters of signSGD.
 
     Attributes:
@@ -46,16 +53,10 @@ class Config:
         several the sign of the whole way counts.
     """
 
-    step_size: float = 2e-4
-    momentum: float | None = None
-    tau_max: int = 100
+    step_size: Positive = 2e-4
+    momentum: Fraction | None = None
+    tau_max: PositiveInt = 100
     work: LocalWork = LocalWork(steps=1)
-
-    def __post_init__(self):
-        check.positive(step_size=self.step_size)
-        check.positive_int(tau_max=self.tau_max)
-        if self.momentum is not None:
-            check.fraction(momentum=self.momentum)
 
 
 def make(config: Config, loss_fn: LossFn) -> Algorithm:

@@ -29,23 +29,28 @@ import functools
 
 import optax
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.compress.caching import every_message, with_cache
 from fedjax_core.compress.sparsifiers import stc
-from fedjax_core.local import local_sgd
+from fedjax_core.local import LocalConfig, local_sgd
 from fedjax_core.metrics import Bits
 from fedjax_core.parts import check_parts
 from fedjax_core.transform import Transform
-from fedjax_core.types import Algorithm, LocalWork, LossFn, trained
+from fedjax_core.types import (
+    Algorithm,
+    Fraction,
+    LocalWork,
+    LossFn,
+    PositiveInt,
+    trained,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of STC.
+class Config(LocalConfig):
+    r"""Hyper-parameters of STC, with those of `LocalConfig`.
 
     Attributes:
-      client_lr: step size of the clients.
       momentum: of the clients' SGD, in [0, 1), or None.
       persist_momentum: a client's velocity goes on where its last round ended. In
         rounds of one step there is no momentum otherwise.
@@ -53,26 +58,14 @@ class Config:
       sparsity_down: and so does the server.
       tau_max: :math:`\tau_\max`, messages that the server keeps for clients to catch
         up; a client that missed more downloads the model.
-      work: local work per client and round.
     """
 
-    client_lr: float = 0.1
-    momentum: float | None = None
+    momentum: Fraction | None = None
     persist_momentum: bool = True
-    sparsity_up: int = 400
-    sparsity_down: int = 400
-    tau_max: int = 100
+    sparsity_up: PositiveInt = 400
+    sparsity_down: PositiveInt = 400
+    tau_max: PositiveInt = 100
     work: LocalWork = LocalWork(steps=1)
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
-        check.positive_int(
-            sparsity_up=self.sparsity_up,
-            sparsity_down=self.sparsity_down,
-            tau_max=self.tau_max,
-        )
-        if self.momentum is not None:
-            check.fraction(momentum=self.momentum)
 
 
 def make(

@@ -32,7 +32,7 @@ References:
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, Unpack
+from typing import Annotated, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,15 @@ import numpy as np
 import optax
 
 from fedjax_core import check, random
-from fedjax_core.arrays import num_bytes, wide
-from fedjax_core.local import Carry, init_bytes, proximal_gradient, sgd_step, with_stats
+from fedjax_core.arrays import wide
+from fedjax_core.local import (
+    Carry,
+    LocalConfig,
+    init_bytes,
+    proximal_gradient,
+    sgd_step,
+    with_stats,
+)
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
 from fedjax_core.personal import Parts, averaging, mix, name_of, with_mixtures
@@ -49,9 +56,10 @@ from fedjax_core.types import (
     Algorithm,
     ClientProgram,
     Key,
-    LocalWork,
     LossFn,
+    NonNegative,
     Params,
+    Positive,
     PyTree,
     trained,
     with_trained,
@@ -61,8 +69,8 @@ LAMBDAS = tuple(k / 10 for k in range(11))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of SuPerFed.
+class Config(LocalConfig):
+    r"""Hyper-parameters of SuPerFed, with those of `LocalConfig`.
 
     Attributes:
       mixing: "model" (MM) or "layer" (LM), where the parameters of a layer, as kernel
@@ -72,22 +80,17 @@ class Config:
       nu: :math:`\nu`, weight of the squared cosine between the two models.
       warm_up: :math:`t_{pers}`, rounds before personal models are trained.
       lambdas: which mixtures are evaluated; that of 0.3 is "personal_0.3".
-      work: local work per client and round.
     """
 
     mixing: Literal["model", "layer"] = "model"
-    client_lr: float = 0.01
-    mu: float = 0.01
-    nu: float = 2.0
-    warm_up: int = 0
+    client_lr: Positive = 0.01
+    mu: NonNegative = 0.01
+    nu: NonNegative = 2.0
+    warm_up: Annotated[int, check.seed] = 0  # an int >= 0
     lambdas: tuple[float, ...] = LAMBDAS
-    work: LocalWork = LocalWork()
 
     def __post_init__(self):
-        check.one_of(("model", "layer"), mixing=self.mixing)
-        check.positive(client_lr=self.client_lr)
-        check.non_negative(mu=self.mu, nu=self.nu)
-        check.seed(warm_up=self.warm_up)  # an int >= 0
+        super().__post_init__()
         for lam in self.lambdas:
             check.in_range(0, 1, lambdas=lam)
         if len({f"{lam:g}" for lam in self.lambdas}) < len(self.lambdas):
@@ -133,7 +136,6 @@ def client_program(
     r"""One client: shared is :math:`\theta_g`, its row :math:`\theta_l`."""
 
     def init(received, own, turn):
-        del turn
         both = {"federated": trained(received), "personal": trained(own)}
         # Statistics are those of the mixtures, the only models that see data.
         start = with_trained(received, both)
@@ -167,7 +169,6 @@ def client_program(
         )
 
     def finish(received, carry, own, turn):
-        del turn
         both = trained(carry.params)
         delta = jax.tree.map(jnp.subtract, both["federated"], trained(received))
         own = with_trained(carry.params, both["personal"])
@@ -222,9 +223,7 @@ def make(
         draw=init,
         begins=config.warm_up,
         # The personal model before and after, the mixture and its gradient.
-        client_bytes=lambda params: (
-            4 * num_bytes(params) + 2 * init_bytes(optimizer)(params)
-        ),
+        client_bytes=init_bytes(optimizer, optimizer, models=4),
         weights="examples",
         **parts,
     )

@@ -19,10 +19,9 @@ References:
 import dataclasses
 from typing import Any
 
-from fedjax_core import check
 from fedjax_core.algorithms import fedavg
 from fedjax_core.fair.decider import Decider, tilted
-from fedjax_core.types import Algorithm, LossFn
+from fedjax_core.types import Algorithm, LossFn, NonNegative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,11 +33,7 @@ class Config(fedavg.Config):
       weights: :math:`q`, by examples or uniform.
     """
 
-    tilt: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.non_negative(tilt=self.tilt)
+    tilt: NonNegative = 1.0
 
 
 def decider(config: Config) -> Decider:

@@ -38,8 +38,11 @@ def adversaries(
       send what an attack makes of their updates.
     - "clean": nothing happens.
 
-    `data` has ``x``, floats, and ``y``, ints, and is not changed; `attacked` is [N]
-    bool, `kind` one of `KINDS`, and `seed`, an int >= 0, that of the noise.
+    Args:
+      data: with ``x``, floats, and ``y``, ints. Not changed.
+      attacked: [N] bool.
+      kind: one of `KINDS`.
+      seed: int >= 0, of the noise.
 
     Raises:
       ValueError: an unknown kind, or `attacked` is not [N] bool.

@@ -43,8 +43,11 @@ def two_groups(
     - "conflicting": as "xor", but both groups have inputs on both sides: no model of
       x fits both.
 
-    `num_clients` is even, `size` the examples of a client in each split, `seed` an int
-    >= 0.
+    Args:
+      kind: one of them.
+      num_clients: N, even.
+      size: examples of a client in each split.
+      seed: int >= 0.
 
     Returns:
       Data of ``x`` [n, 2] float32 and ``y`` [n] int32, and the group of each client.
@@ -85,8 +88,14 @@ def random_gradients(
 
     Gradients of the risks are standard normal, less their mean, so that they balance.
     A client's differs from its distribution's by noise in a uniform direction, of norm
-    `gamma` >= 0 times that of the gradient. There are K >= 2 `num_distributions` of
-    `clients_each`; `seed` is an int >= 0.
+    `gamma` times that of the gradient.
+
+    Args:
+      num_distributions: K >= 2.
+      gamma: relative noise, >= 0.
+      clients_each: clients of each distribution.
+      dim: of the gradients.
+      seed: int >= 0.
 
     Returns:
       ``[M, dim]`` float64, M = K `clients_each`, and ``[M]`` ints in 0..K-1.

@@ -100,9 +100,14 @@ def network_linear(
       x \sim \mathcal{N}(0, I_d), \qquad y = \bar w_i^\top x + e, \qquad
       e \sim \mathcal{N}(0, \mathrm{noise\_std}^2) .
 
-    A node has `m` rows, ints >= 1: one or ``[n]``. `w_true` is finite, ``[d]`` for all
-    nodes or ``[n, d]``, and the result has its dtype; `noise_std` >= 0. `noise`, finite
-    ``[n, m]`` for the largest m, is added to the labels: with noise_std 0 all of it.
+    Args:
+      key: of the draw.
+      graph: the network.
+      m: rows of a node, ints >= 1: one or ``[n]``.
+      w_true: finite ``[d]`` for all nodes, or ``[n, d]``. The result has its dtype.
+      noise_std: >= 0.
+      noise: finite ``[n, m]`` for the largest m, added to the labels: with noise_std 0
+        all of the noise.
 
     References:
       Jung, (59) and (164).
@@ -207,9 +212,14 @@ def related_tasks(
     Features are N(0, I). Clusters are random and as equal as they can be. May be called
     under `jax.jit` and `jax.vmap`.
 
-    There are `num_nodes` >= `num_clusters` = Q >= 1 and `num_features` d. `sizes` are
-    the least and most rows of a node in each split, >= 1, `spread` is s >= 0 and
-    `noise_variance` the least and largest :math:`v_k \ge 0`; both are drawn uniformly.
+    Args:
+      key: of the draw.
+      num_nodes: n >= num_clusters.
+      num_clusters: Q >= 1.
+      num_features: d.
+      sizes: least and most rows of a node in each split, >= 1, drawn uniformly.
+      spread: s >= 0.
+      noise_variance: least and largest :math:`v_k \ge 0`, drawn uniformly.
 
     References:
       Gauthier, Sections 5.4 and 6.3; the laws of features, noise and :math:`w_0` are

@@ -24,9 +24,16 @@ def label_counts(
 ) -> Any:
     """Draws how many examples of every class each client holds.
 
-    The labels are [n] ints, bools or text. The style is a stacked bar per client, which
-    shows sizes too, or a bubble per client and class, its area in proportion to the
-    count. Returns the matplotlib `Figure`, and writes it to `path` if there is one.
+    Args:
+      data: the population.
+      split: which of its splits.
+      label: name of the labels, [n] ints, bools or text.
+      style: a stacked bar per client, which shows sizes too, or a bubble per client and
+        class, its area in proportion to the count.
+      path: file to write; without it the figure is only returned.
+
+    Returns:
+      The matplotlib `Figure`.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -40,9 +40,15 @@ def related_lines(
 ) -> Clients:
     """Draws `networks.related_tasks` for the clients of servers, one split of them.
 
-    Every server has so many `clients`; clusters are random and as equal as they can be.
-    `sizes` are the least and most rows of a client, >= 1, drawn uniformly; the `spread`
-    of the models and the `noise_std` of labels are >= 0.
+    Args:
+      key: of the draw.
+      num_servers: S.
+      clients: of every server; clusters are random and as equal as they can be.
+      num_clusters: Q.
+      num_features: d.
+      sizes: least and most rows of a client, >= 1, drawn uniformly.
+      spread: of the models, >= 0.
+      noise_std: of labels, >= 0.
     """
     check.non_negative(noise_std=noise_std)
     server = _servers(num_servers, clients)
@@ -68,10 +74,14 @@ def class_pairs(
     replacement from `train`: two images for a pair of classes, six for two triplets.
     Images become rows of norm 1, so that C = 1 bounds the gradients of logistic errors.
 
-    Images of every class are ``[C, n, d]``, those of `test` ``[C, n', d]`` others.
-    `tasks` are two groups of as many classes for every cluster, numbers below C. Every
-    server has so many `clients`; `sizes` are the least and most examples of one, >= 1,
-    drawn uniformly.
+    Args:
+      key: of the draw.
+      train: ``[C, n, d]``, images of every class.
+      test: ``[C, n', d]``, others.
+      tasks: of every cluster, two groups of as many classes, numbers below C.
+      num_servers: S.
+      clients: of every server.
+      sizes: least and most examples of a client, >= 1, drawn uniformly.
 
     Raises:
       ValueError: groups of unlike size or classes out of range.

@@ -108,9 +108,16 @@ def nonlinear(config: Config) -> Callable[[Key], World]:
 def autoregressive(
     normal: jax.Array, theta: jax.Array, mean: jax.Array, std: jax.Array
 ) -> jax.Array:
-    """The AR(1) processes of `nonlinear`, from their stationary law on, ``[T, K]``.
+    """The AR(1) processes of `nonlinear`, from their stationary law on.
 
-    `normal` are ``[T, K]`` standard normal numbers, theta, mu and sigma ``[K]``.
+    Args:
+      normal: ``[T, K]`` standard normal numbers.
+      theta: ``[K]``.
+      mean: ``[K]``, mu.
+      std: ``[K]``, sigma.
+
+    Returns:
+      ``[T, K]``.
     """
     root = jnp.sqrt(1 - theta**2)
     u = mean[None] + std[None] * normal

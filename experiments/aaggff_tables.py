@@ -10,6 +10,7 @@ another seed and validation data. Needs files, see --path.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,15 +117,12 @@ class Experiment:
     out: Path = Path("runs/aaggff_tables")
 
     def __post_init__(self):
-        report.check_known(DATA, data=self.data)
-        report.check_known(PARTS, parts=self.parts)
-        report.check_known(fair.CDFS, cdfs=self.cdfs)
-        report.check_each(
-            check.positive, mixing_lrs=self.mixing_lrs, ceilings=self.ceilings
-        )
-        report.check_each(check.non_negative, qs=self.qs, tilts=self.tilts)
-        check.positive(client_lr=self.client_lr, server_lr=self.server_lr)
-        report.check_counts(self)
+        for known, name in ((DATA, "data"), (PARTS, "parts"), (fair.CDFS, "cdfs")):
+            report.check_each(self, known, name)
+        positive = ("mixing_lrs", "ceilings", "client_lr", "server_lr")
+        report.check_each(self, check.positive, *positive)
+        report.check_each(self, check.non_negative, "qs", "tilts")
+        report.check_types(self)
         check.in_range(2, 36, cohort_size=self.cohort_size)
 
 
@@ -240,9 +238,7 @@ def load(experiment: Experiment, name: str) -> FederatedData:
     """Clients with training, validation and test examples of their own."""
     path = experiment.path
     if name == "digits":
-        data = partition.pathological(
-            digits.load(), num_clients=10, shards_per_client=2
-        )
+        data = partition.pathological(digits.load(), 10, shards_per_client=2)
     elif name == "heart":
         data = heart_disease.load(path / "heart_disease")
     elif name == "landmine":
@@ -261,11 +257,11 @@ def model_of(experiment: Experiment, name: str, data: FederatedData) -> Model:
     classes = int(y.max()) + 1
     if classes > 2:
         model = models.mlp(x.shape[1], classes, hidden=(experiment.hidden,))
-        return model._replace(
-            metrics=lambda params, batch: {
-                "score": model.metrics(params, batch)["accuracy"]
-            }
-        )
+
+        def right(params, batch):
+            return {"score": model.metrics(params, batch)["accuracy"]}
+
+        return model._replace(metrics=right)
     model = models.logistic_regression(x.shape[1], 2)
 
     def score(params, batch):
@@ -273,8 +269,7 @@ def model_of(experiment: Experiment, name: str, data: FederatedData) -> Model:
         ill = dict(batch) | {"y": jnp.ones_like(batch["y"])}
         loss = model.loss(params, ill, jax.random.key(0))
         margin = -jnp.log(jnp.expm1(jnp.clip(loss, 1e-6, 30)))
-        by_bin = metrics.AUROC.per_example(margin, batch["y"], 512, -8.0, 8.0)
-        return {"score": by_bin}
+        return {"score": metrics.AUROC.per_example(margin, batch["y"], 512, -8.0, 8.0)}
 
     return model._replace(metrics=score)
 
@@ -295,17 +290,24 @@ def setting_of(experiment: Experiment, name: str) -> study.Setting:
     )
 
 
+def _common(experiment: Experiment) -> dict[str, Any]:
+    """What all configs have."""
+    return {"client_lr": experiment.client_lr, "work": LocalWork(batch_size=20)}
+
+
+def _ours(silo: bool) -> Any:
+    return aaggff_s if silo else aaggff_d
+
+
 def compared(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
     """The methods of tables 3.6 and 3.7, with the grids of the thesis."""
-    e, work = experiment, LocalWork(batch_size=20)
-    common: dict[str, Any] = {"client_lr": e.client_lr, "work": work}
+    e = experiment
 
     def of(module: Any, grid: Mapping[str, Sequence[Any]], **fixed: Any):
         first = {name: values[0] for name, values in grid.items()}
         tried = {name: values for name, values in grid.items() if len(values) > 1}
-        return study.Method.of(module, grid=tried, **common | fixed | first)
+        return study.Method.of(module, grid=tried, **_common(e) | fixed | first)
 
-    ours = aaggff_s if silo else aaggff_d
     return {
         "FedAvg": of(fedavg, {}),
         **({"AFL": of(afl, {"mixing_lr": e.mixing_lrs})} if silo else {}),
@@ -313,42 +315,34 @@ def compared(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
         "TERM": of(term, {"tilt": e.tilts}),
         "FedMGDA": of(fedmgda, {"epsilon": e.epsilons, "server_lr": e.lengths}),
         "PropFair": of(propfair, {"ceiling": e.ceilings}),
-        "AAggFF": of(ours, {"cdf": e.cdfs}),
+        "AAggFF": of(_ours(silo), {"cdf": e.cdfs}),
     }
 
 
 def plugged(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
     """The methods of table 3.10, each as it is and with AAggFF's coefficients."""
-    e = experiment
-    common: dict[str, Any] = {
-        "client_lr": e.client_lr,
-        "work": LocalWork(batch_size=20),
+    server = {"server_lr": experiment.server_lr, "beta2": 0.999, "tau": 1e-4}
+    bases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "FedAvg": (fedavg, {}),
+        "FedProx": (fedprox, {"mu": experiment.mu}),
+        "FedAdam": (fedopt, server | {"rule": "adam"}),
+        "FedYogi": (fedopt, server | {"rule": "yogi"}),
+        "FedAdagrad": (fedopt, server | {"rule": "adagrad", "beta1": 0.0}),
     }
-    server = {"server_lr": e.server_lr, "beta2": 0.999, "tau": 1e-4}
-    bases: dict[str, tuple[Any, Any]] = {
-        "FedAvg": (fedavg, fedavg.Config(**common)),
-        "FedProx": (fedprox, fedprox.Config(mu=e.mu, **common)),
-    }
-    for name, rule in (("Adam", "adam"), ("Yogi", "yogi"), ("Adagrad", "adagrad")):
-        decay = {"beta1": 0.0} if rule == "adagrad" else {}
-        config = fedopt.Config(rule=rule, **common, **server, **decay)  # type: ignore[arg-type]
-        bases[f"Fed{name}"] = (fedopt, config)
-    ours: Any = aaggff_s if silo else aaggff_d
-    mixing = ours.decider(ours.Config(cdf=e.cdfs[0]))
-    methods = {}
-    for name, (module, config) in bases.items():
-        methods[name] = study.Method(make=module.make, config=config)
+    ours, methods = _ours(silo), {}
+    mixing = ours.decider(ours.Config(cdf=experiment.cdfs[0]))
+    for name, (module, own) in bases.items():
+        methods[name] = study.Method.of(module, **_common(experiment), **own)
         mixed = functools.partial(module.make, mixing=mixing)
-        methods[f"{name} + AAggFF"] = study.Method(make=mixed, config=config)
+        plugged = dataclasses.replace(methods[name], make=mixed)
+        methods[f"{name} + AAggFF"] = plugged
     return methods
 
 
 def by_response(experiment: Experiment, silo: bool) -> dict[str, study.Method]:
     """AAggFF by each response map of figure 3.1."""
-    ours: Any = aaggff_s if silo else aaggff_d
-    common: dict[str, Any] = {"client_lr": experiment.client_lr}
-    common["work"] = LocalWork(batch_size=20)
-    return {cdf: study.Method.of(ours, cdf=cdf, **common) for cdf in fair.CDFS}
+    common = _common(experiment)
+    return {cdf: study.Method.of(_ours(silo), cdf=cdf, **common) for cdf in fair.CDFS}
 
 
 METHODS = {"tables": compared, "plug-in": plugged, "responses": by_response}
@@ -415,19 +409,16 @@ def orderings(outcome: study.Outcome, part: str, name: str) -> Table:
     if part == "plug-in":
         pairs = [(f"{m} + AAggFF", m) for m in by_name if not m.endswith(" + AAggFF")]
     claims = []
-    for better, worse in pairs:
-        mine, others = (printed_of(part, name, m) for m in (better, worse))
-        for summary in SHOWN[part]:
-            sign = -1 if summary in LOWER else 1
-            # Not where its own numbers are equal or the other way round.
-            known = summary in mine and summary in others
-            if summary == "best" or (
-                known and sign * (mine[summary][0] - others[summary][0]) <= 0
-            ):
-                continue
-            a, b = (_values(by_name[m], summary) for m in (better, worse))
-            gap = sign * (a - b) if len(a) and len(b) else np.zeros(0)
-            claims.append((f"{better} better than {worse}", summary, gap))
+    for pair, summary in itertools.product(pairs, SHOWN[part]):
+        sign = -1 if summary in LOWER else 1
+        ours, theirs = (printed_of(part, name, m).get(summary, ()) for m in pair)
+        # Not where its own numbers are equal or the other way round.
+        contradicted = ours and theirs and sign * (ours[0] - theirs[0]) <= 0
+        if summary == "best" or contradicted:
+            continue
+        a, b = (_values(by_name[m], summary) for m in pair)
+        gap = sign * (a - b) if len(a) and len(b) else np.zeros(0)
+        claims.append((" better than ".join(pair), summary, gap))
     title = f"Orderings: {name}, {part}, paired over seeds"
     return report.claims_table(title, claims, "+.2f")
 
@@ -445,21 +436,18 @@ def table_33() -> Table:
 def losses_of(experiment: Experiment, setting: study.Setting) -> np.ndarray:
     """Every client's training loss before every round of AAggFF-S; ``[T, K]``."""
     model, train = setting.model, setting.data.train
-    config = aaggff_s.Config(
-        client_lr=experiment.client_lr, work=LocalWork(batch_size=20)
-    )
-    algorithm = aaggff_s.make(config, model.loss)
+    algorithm = aaggff_s.make(aaggff_s.Config(**_common(experiment)), model.loss)
     key = jax.random.key(0)
     evaluator = Evaluator(
         lambda params, batch: {"loss": model.loss(params, batch, key)}, train
     )
     (pieces,) = evaluator.pieces()
     told = jax.jit(lambda params: evaluator.sums(params, pieces)["loss"].value)
-    state, step = algorithm.init(model.init(key), train.num_clients), None
+    everyone = range(train.num_clients)
+    state = algorithm.init(model.init(key), train.num_clients)
     step, losses = jax.jit(algorithm.round), []
     for t in range(experiment.rounds):
         losses.append(told(state.params))
-        everyone = range(train.num_clients)
         cohort = plan_round(everyone, train, algorithm.work, seed=0, round=t)
         state, _ = step(state, cohort, jax.random.fold_in(key, t))
     return np.asarray(losses)
@@ -548,8 +536,7 @@ def main(experiment: Experiment) -> None:
             page.add(found[-1])
             page.draw(f"regret {name}", draw_regret(regret))
     lines: list[tuple[str, ...]] = []
-    for table in found:
-        lines.append(("table", *table.header))
-        lines += [(table.title, *row) for row in table.rows]
+    for title, header, cells in found:
+        lines += [("table", *header), *((title, *row) for row in cells)]
     report.write_csv(out / "aaggff_tables.csv", lines)
     page.write("aaggff_tables")

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import optax
 
-from fedjax_core import FederatedData, LocalWork, check, models, study
+from fedjax_core import LocalWork, check, models, study
 from fedjax_core.algorithms import cfd, fd, fedavg
 from fedjax_core.compress.labels import break_even_agreement, fit_power_law
 from fedjax_core.data.packed import Dataset
@@ -78,18 +78,17 @@ class Experiment:
     out: Path = Path("runs/cfd_tables")
 
     def __post_init__(self):
-        check.one_of(("mnist", "cifar10", "digits"), data=self.data)
-        report.check_each(check.positive, alphas=self.alphas)
-        report.check_known(PARTS, parts=self.parts)
+        report.check_each(self, check.positive, "alphas")
+        report.check_each(self, PARTS, "parts")
         within = functools.partial(check.in_range, 1, self.num_public)
-        report.check_each(within, fewer=self.fewer)
+        report.check_each(self, within, "fewer")
         if len(self.targets) != len(self.alphas):
             raise ValueError(
                 f"targets must be one for each of {len(self.alphas)} alphas, got "
                 f"{len(self.targets)}."
             )
         check.in_range(2, self.num_clients, cohort_size=self.cohort_size)
-        report.check_counts(self)
+        report.check_types(self)
 
 
 PRESETS = {
@@ -176,11 +175,8 @@ def load(experiment: Experiment) -> tuple[Dataset, np.ndarray]:
         public = public[rng.permutation(len(public))[: experiment.num_public]]
         rows = rng.permutation(len(whole.train["y"]))
     else:
-        whole = (
-            cifar.load_cifar10(path / "cifar10_subset")
-            if experiment.data == "cifar10"
-            else digits.load()
-        )
+        files, own = path / "cifar10_subset", experiment.data == "cifar10"
+        whole = cifar.load_cifar10(files) if own else digits.load()
         rows = rng.permutation(len(whole.train["y"]))
         public = whole.train["x"][rows[: experiment.num_public]]
         rows = rows[experiment.num_public :]
@@ -200,7 +196,7 @@ def settings(
     (whole, public), found = loaded, {}
     for alpha in alphas:
         data = partition.dirichlet_by_client(whole, experiment.num_clients, alpha)
-        data: FederatedData = dataclasses.replace(data, public={"x": public})
+        data = dataclasses.replace(data, public={"x": public})
         found[_name(alpha)] = study.Setting(
             data=data,
             model=models.mlp(public.shape[1], 10, hidden=(experiment.hidden,)),
@@ -216,16 +212,11 @@ def _name(alpha: float) -> str:
 
 def methods(experiment: Experiment) -> dict[str, Any]:
     """By name, ``(**config) -> Method``: all share work and optimisers."""
-    adam = optax.adam(experiment.lr)
-    work = LocalWork(batch_size=20, epochs=experiment.local_epochs)
-    public_work = LocalWork(batch_size=50, epochs=experiment.distil_epochs)
-    common = {
-        "num_public": experiment.num_public,
-        "work": work,
-        "public_work": public_work,
-        "distil_lr": experiment.lr,
-        "charge_first_download": True,
-    }
+    e, adam = experiment, optax.adam(experiment.lr)
+    work = LocalWork(batch_size=20, epochs=e.local_epochs)
+    public_work = LocalWork(batch_size=50, epochs=e.distil_epochs)
+    common = {"num_public": e.num_public, "work": work, "public_work": public_work}
+    common |= {"distil_lr": e.lr, "charge_first_download": True}
 
     def of(module: Any, **fixed: Any) -> Any:
         make = functools.partial(module.make, client_optimizer=adam)
@@ -243,17 +234,12 @@ def methods(experiment: Experiment) -> dict[str, Any]:
 def make_studies(experiment: Experiment) -> dict[str, study.Study]:
     """The studies, by the table or figures that they are of."""
     e, make = experiment, methods(experiment)
-    cohort, some, loaded = e.cohort_size, e.alphas[:1], load(e)
-    seeds = range(e.num_seeds)
-    many = settings(e, loaded, e.alphas, cohort)
-    starts = settings(e, loaded, e.alphas, cohort // 2)
-    one = settings(e, loaded, some, cohort)
-
-    start = {"up_bits": 32, "down_bits": 32}
+    of_data = functools.partial(settings, e, load(e))
+    whole = functools.partial(make["cfd"], up_bits=32, down_bits=32)
     table_1 = {
-        "init previous": make["cfd"](start="previous", **start),
-        "init random": make["cfd"](start="initial", **start),
-        "dual distillation": make["cfd"](start="dual", **start),
+        "init previous": whole(start="previous"),
+        "init random": whole(start="initial"),
+        "dual distillation": whole(start="dual"),
     }
     table_2 = {"FedAvg": make["fedavg"](), "FD": make["fd"]()} | {
         f"CFD-{up}-{down}{' delta' * delta}": make["cfd"](
@@ -261,7 +247,7 @@ def make_studies(experiment: Experiment) -> dict[str, study.Study]:
         )
         for up, down in ((1, 32), (1, 1), (32, 1), (32, 32))
         if up == 1 or "figure 5.4" in e.parts
-        for delta in (False, True)[: 2 if up == 1 else 1]
+        for delta in ((False, True) if up == 1 else (False,))
     }
     chosen = {
         f"{n} inputs, {by}": make["fd"](num_public=n, select=by)
@@ -276,12 +262,13 @@ def make_studies(experiment: Experiment) -> dict[str, study.Study]:
         for n in (e.fewer[0], e.num_public)
         for bits in (1, 4, 32)
     }
-    few, last = e.fewer[0], _name(some[0])
+    few, last = e.fewer[0], _name(e.alphas[0])
+    many, one = (of_data(some, e.cohort_size) for some in (e.alphas, e.alphas[:1]))
+    make_study = functools.partial(study.Study, seeds=range(e.num_seeds))
     studies = {
-        "table 5.1": study.Study(
+        "table 5.1": make_study(
             methods=table_1,
-            settings=starts,
-            seeds=seeds,
+            settings=of_data(e.alphas, e.cohort_size // 2),
             printed={
                 (method, _name(alpha)): values[alpha]
                 for method, values in PRINTED.get(e.data, {}).items()
@@ -294,21 +281,19 @@ def make_studies(experiment: Experiment) -> dict[str, study.Study]:
                 for alpha in e.alphas
             ],
         ),
-        "table 5.2": study.Study(methods=table_2, settings=many, seeds=seeds),
-        "figure 5.1": study.Study(
+        "table 5.2": make_study(methods=table_2, settings=many),
+        "figure 5.1": make_study(
             methods=chosen,
             settings=one,
-            seeds=seeds,
             claims=[
                 (f"{e.fewer[-1]} inputs, random", f"{few} inputs, {by}", last)
                 for by in ("random", "entropy", "certainty", "margin")
                 if len(e.fewer) > 1
             ],
         ),
-        "figure 5.2": study.Study(
+        "figure 5.2": make_study(
             methods=quantised,
             settings=one,
-            seeds=seeds,
             claims=[(f"{e.num_public} inputs, 1 bits", f"{few} inputs, 32 bits", last)],
         ),
     }
@@ -340,8 +325,7 @@ def entropies(experiment: Experiment, runs: Sequence[study.Row]) -> Table:
     found = {(row.method, row.setting): row.result for row in runs}
     for alpha in experiment.alphas:
         for method in ("CFD-1-32", "CFD-1-32 delta"):
-            result = found[method, _name(alpha)]
-            if result is None:
+            if (result := found[method, _name(alpha)]) is None:
                 continue
             bits = (8e6 * report.of_participant(result, "uplink_bytes") / n).mean(0)
             c, d = fit_power_law(np.arange(1, len(bits) + 1), bits)

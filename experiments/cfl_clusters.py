@@ -110,13 +110,12 @@ class Experiment:
     out: Path = Path("runs/cfl_clusters")
 
     def __post_init__(self):
-        check.one_of(("digits", *_PRINTED), data=self.data)
-        report.check_counts(self)
-        report.check_each(check.positive_int, gap_points=self.gap_points)
-        report.check_each(check.positive, eps1=self.eps1)
-        report.check_each(check.non_negative, eps2=self.eps2)
-        report.check_known(KINDS, kinds=self.kinds)
-        report.check_known(_SPLITS, splits=self.splits)
+        report.check_types(self)
+        report.check_each(self, check.positive_int, "gap_points")
+        report.check_each(self, check.positive, "eps1")
+        report.check_each(self, check.non_negative, "eps2")
+        report.check_each(self, KINDS, "kinds")
+        report.check_each(self, _SPLITS, "splits")
         for name in self.rules:
             check.one_of(_RULES, rules=name)
         check.in_range(1, self.num_clients, num_clusters=self.num_clusters)
@@ -173,13 +172,9 @@ def known(clustered: partition.Clustered) -> FederatedData:
 
 def config_of(experiment: Experiment, **changes: Any) -> cfl.Config:
     """The method's config, as in the thesis: 3 epochs of batches of 100."""
-    config = cfl.Config(
-        client_lr=experiment.client_lr,
-        eps1=experiment.eps1[0],
-        eps2=experiment.eps2[0],
-        work=LocalWork(batch_size=100, epochs=3),
-    )
-    return dataclasses.replace(config, **changes)
+    e, work = experiment, LocalWork(batch_size=100, epochs=3)
+    own: dict[str, Any] = {"eps1": e.eps1[0], "eps2": e.eps2[0]} | changes
+    return cfl.Config(client_lr=e.client_lr, work=work, **own)
 
 
 def _setting(
@@ -217,14 +212,13 @@ def clusters_study(experiment: Experiment) -> study.Study:
             clustered = clustered._replace(data=data)
         data = known(clustered)
         settings[name] = _setting(e, data, e.rounds, max(1, e.rounds // 20))
-    claims = [("CFL", "FedAvg", s) for s in settings]
-    claims += [("CFL", "local only", s) for s in settings]
+    others = itertools.product(("FedAvg", "local only"), settings)
     return study.Study(
         methods=methods,
         settings=settings,
         seeds=_seeds(e),
         tuning_seeds=range(_FIRST_SEED),
-        claims=claims,
+        claims=[("CFL", *other) for other in others],
     )
 
 
@@ -237,25 +231,20 @@ def adversaries_study(experiment: Experiment) -> study.Study:
     e = experiment
     config = config_of(e, eps1=None, eps2=0.0, robust=True, max_clusters=1)
     average = fedavg.Config(client_lr=e.client_lr, work=config.work)
-    makes = {"FL": fedavg.make, "CFL": cfl.make} | {
-        name: functools.partial(fedavg.make, reduce=_RULES[name](e.all_clients))
+
+    def of(module: Any, config: Any, **plugs: Any) -> study.Method:
+        make = functools.partial(module.make, program=_attackers, **plugs)
+        return study.Method(make=make, config=config)
+
+    methods = {"FL": of(fedavg, average), "CFL": of(cfl, config)} | {
+        name: of(fedavg, average, reduce=_RULES[name](e.all_clients))
         for name in e.rules
-    }
-    methods = {
-        name: study.Method(
-            make=functools.partial(make, program=_attackers),
-            config=config if name == "CFL" else average,
-        )
-        for name, make in makes.items()
     }
     pool = some(load(e), e.all_clients * e.few_points)
     data = partition.iid(pool, e.all_clients)
     bad = np.arange(e.all_clients) < round(0.3 * e.all_clients)
-    rounds, every = e.attack_rounds, max(1, e.attack_rounds // 10)
-    settings = {
-        kind: _setting(e, adversaries(data, bad, kind), rounds, every)
-        for kind in e.kinds
-    }
+    how = e.attack_rounds, max(1, e.attack_rounds // 10)
+    settings = {k: _setting(e, adversaries(data, bad, k), *how) for k in e.kinds}
     names = ("byzantine", "noisy", "label-flip", "clean")
     printed = {
         (method, kind): value / 100
@@ -307,12 +296,8 @@ def pairs_study(experiment: Experiment) -> study.Study:
 
 def _uncut(experiment: Experiment, settings: dict[str, study.Setting]) -> study.Study:
     config = config_of(experiment, eps2=1e6, max_clusters=1)
-    method = study.Method(make=cfl.make, config=config)
-    return study.Study(
-        methods={"one cluster": method},
-        settings=settings,
-        seeds=_seeds(experiment),
-    )
+    methods = {"one cluster": study.Method(make=cfl.make, config=config)}
+    return study.Study(methods=methods, settings=settings, seeds=_seeds(experiment))
 
 
 STUDIES = {
@@ -342,21 +327,16 @@ def findings(
     def seen(which):
         return f"in {which.sum()} of {len(which)} seeds"
 
-    gaps = [
-        train(outcomes["gap"], "one cluster", f"{n} points", "gap")
+    gaps = {
+        n: train(outcomes["gap"], "one cluster", f"{n} points", "gap")
         for n in experiment.gap_points
-    ]
-    for n, gap in zip(experiment.gap_points, gaps, strict=True):
+    }
+    for n, gap in gaps.items():
         since = [str(np.argmax(g > 0) + 1) if (g > 0).any() else "never" for g in gap]
         paper, opened = "> 0 from about 20 on (MNIST)", ", ".join(since)
-        add(
-            f"gap of {n} points a client",
-            paper,
-            gap[:, -1],
-            f"> 0 since round {opened}",
-        )
-    by_points = zip(experiment.gap_points, gaps, strict=True)
-    for (n, few), (m, many) in itertools.pairwise(by_points):
+        what = f"gap of {n} points a client"
+        add(what, paper, gap[:, -1], f"> 0 since round {opened}")
+    for (n, few), (m, many) in itertools.pairwise(gaps.items()):
         d = many[:, -1] - few[:, -1]
         add(f"gap, {m} > {n} points", "grows", d, study_report.verdict_of(d))
     last = {}
@@ -386,12 +366,9 @@ def findings(
         until = max(np.flatnonzero(r)[-1] + 1 if r.any() else 0 for r in removed)
         times = max(np.count_nonzero(r) for r in removed)
         paper = {"clean": "0", "byzantine": "30 by round 34, several cuts"}
-        add(
-            f"{kind}: clients removed, of {experiment.all_clients}",
-            paper.get(kind, "30 at once"),
-            removed.sum(1),
-            f"by round {until}, in up to {times} cuts",
-        )
+        what = f"{kind}: clients removed, of {experiment.all_clients}"
+        cuts = f"by round {until}, in up to {times} cuts"
+        add(what, paper.get(kind, "30 at once"), removed.sum(1), cuts)
     return study_report.Table("Findings", ("what", "printed", "ours", ""), rows)
 
 
@@ -442,11 +419,10 @@ def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
         report.band(at, x, mean, mean - std, mean + std, color, label)
 
     outcome, setting = outcomes["clusters"], experiment.splits[-1]
-    for k, method in enumerate(dict.fromkeys(row.method for row in outcome.rows)):
-        row = outcome.row(method, setting)
+    for k, row in enumerate(row for row in outcome.rows if row.setting == setting):
         assert row.result is not None
         rounds, values = row.result.series(row.metric)
-        line(jump, values, f"C{k}", method, rounds)
+        line(jump, values, f"C{k}", row.method, rounds)
     splits = train(outcome, "CFL", setting, "splits")
     for t in np.flatnonzero(splits[0]):
         jump.axvline(t + 1, color="grey", linewidth=0.8, linestyle=":")
@@ -461,13 +437,10 @@ def draw(experiment: Experiment, outcomes: dict[str, study.Outcome]) -> Any:
         line(gap, values, f"C{k}", f"{n} points")
     gap.axhline(0, color="grey", linestyle=":")
     gap.set(title="label swap", ylabel="separation gap")
-    for k, s in enumerate(("congruent", "incongruent")):
+    for s, dash in (("congruent", "--"), ("incongruent", "-")):
         for m, mark in (("mean", "C0"), ("max", "C1")):
             values = train(outcomes["pairs"], "one cluster", s, f"{m}_update_norm")
-            norms.semilogy(
-                values.mean(0), color=mark, linestyle="-" if k else "--",
-                label=f"{m}, {s}",
-            )  # fmt: skip
+            norms.semilogy(values.mean(0), f"{mark}{dash}", label=f"{m}, {s}")
     norms.set(title="two clients", ylabel="norm of updates")
     for at in axes.ravel():
         at.set_xlabel("round")

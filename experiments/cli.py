@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args(argv)
     if rest and args.command != "run":
         parser.error(f"{args.command} does not know {' '.join(rest)}")
-    return _caught(lambda: args.do(args, rest))
+    return _caught(lambda: args.do(args, rest) or 0)
 
 
 def _caught(work: Callable[[], int]) -> int:
@@ -85,14 +85,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(do: Any, about: str, **options: Any) -> argparse.ArgumentParser:
-        name = do.__name__.lstrip("_")
+    def add(name: str, do: Any, about: str, **options: Any) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=about, **options)
         made.set_defaults(do=do)
         return made
 
-    add(_list, "list the experiments")
+    def of_runs(do: Callable[[ModuleType, Any], None]) -> Any:
+        return lambda args, _: do(_module("runs"), args)
+
+    add("list", lambda *_: print(listing()), "list the experiments")
     run = add(
+        "run",
         _run,
         "run an experiment",
         description="Run an experiment; 'run NAME --help' lists its options.",
@@ -100,33 +103,45 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("name", nargs="?", help="see 'fedjax-core list'")
     run.set_defaults(help=run.format_help())
-    show = add(_show, "show the settings of an experiment")
+    show = add("show", _show, "show the settings of an experiment")
     show.add_argument("name", help="see 'fedjax-core list'")
     show.add_argument("--preset", default="default")
-    resume = add(_resume, "go on with what 'run' left in a directory")
+    resume = add("resume", _resume, "go on with what 'run' left in a directory")
     resume.add_argument("directory", type=Path, metavar="DIR")
     _add_processes(resume)
     several: dict[str, Any] = {"nargs": "+", "type": Path, "metavar": "DIR"}
-    report = add(_report, "write the page of studies or runs again, from what is there")
+    report = add(
+        "report",
+        of_runs(lambda runs, a: runs.report(a.directories, a.metric, a.out)),
+        "write the page of studies or runs again, from what is there",
+    )
     report.add_argument("directories", **several)
     report.add_argument("--metric", help="of runs (default: test_accuracy)")
     report.add_argument("--out", type=Path, help="folder for the page of several runs")
-    plot = add(_plot, "draw curves of runs into one picture")
+    plot = add(
+        "plot",
+        of_runs(lambda runs, a: runs.draw(a.directories, a.metric, a.over, a.out)),
+        "draw curves of runs into one picture",
+    )
     plot.add_argument("directories", **several)
     usual = "may be repeated (default: test_accuracy, test_loss)"
     plot.add_argument("--metric", action="append", default=[], help=usual)
     over = ("rounds", "bytes", "virtual_seconds")
     plot.add_argument("--over", choices=over, default="rounds")
     plot.add_argument("--out", type=Path, default=Path("plot.png"), help="plot.png")
-    compare = add(_compare, "print the last evaluations of runs side by side")
+    compare = add(
+        "compare",
+        of_runs(lambda runs, args: runs.compare(args.directories)),
+        "print the last evaluations of runs side by side",
+    )
     compare.add_argument("directories", **several)
-    data = add(_data, "list the data sets, or show one")
+    data = add("data", _data, "list the data sets, or show one")
     data.add_argument("name", nargs="?", help="of a data set")
     data.add_argument("--path", type=Path, help="where its files are")
     data.add_argument("--clients", type=int, default=20, help="if it has none itself")
     data.add_argument("--alpha", type=float, default=0.3, help="and how unlike")
     data.add_argument("--out", type=Path, help="the picture (default: NAME.png)")
-    add(_doctor, "devices, versions, memory, a speed check")
+    add("doctor", lambda *_: _doctor(), "devices, versions, memory, a speed check")
     return parser
 
 
@@ -140,11 +155,6 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
 def _refused(error: Exception | str) -> int:
     print(f"fedjax-core: {error}", file=sys.stderr)
     return 2
-
-
-def _list(args: argparse.Namespace, rest: Sequence[str]) -> int:
-    print(listing())
-    return 0
 
 
 def listing() -> str:
@@ -177,49 +187,22 @@ def _show(args: argparse.Namespace, rest: Sequence[str]) -> int:
     return 0
 
 
-def _data(args: argparse.Namespace, rest: Sequence[str]) -> int:
-    from fedjax_core.experiments import tools
-
+def _data(args: argparse.Namespace, rest: Sequence[str]) -> int | None:
+    tools = _module("tools")
     if args.name is None:
-        tools.list_data()
-        return 0
+        return tools.list_data()
     if args.name not in (known := tools.data_sets()):
         return _unknown("data set", args.name, list(known), "data")
     out = args.out or Path(f"{args.name}.png")
     try:
-        tools.show_data(args.name, args.path, args.clients, args.alpha, out)
+        return tools.show_data(args.name, args.path, args.clients, args.alpha, out)
     except ValueError as error:
         return _refused(error)
-    return 0
 
 
-def _doctor(args: argparse.Namespace, rest: Sequence[str]) -> int:
-    from fedjax_core.experiments import tools
-
+def _doctor() -> None:
     use_host_devices()
-    tools.doctor()
-    return 0
-
-
-def _compare(args: argparse.Namespace, rest: Sequence[str]) -> int:
-    from fedjax_core.experiments import runs
-
-    runs.compare(args.directories)
-    return 0
-
-
-def _plot(args: argparse.Namespace, rest: Sequence[str]) -> int:
-    from fedjax_core.experiments import runs
-
-    runs.draw(args.directories, args.metric, args.over, args.out)
-    return 0
-
-
-def _report(args: argparse.Namespace, rest: Sequence[str]) -> int:
-    from fedjax_core.experiments import runs
-
-    runs.report(args.directories, args.metric, args.out)
-    return 0
+    _module("tools").doctor()
 
 
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -333,10 +316,7 @@ def _main(module: ModuleType, experiment: Any, made: Command) -> int:
         with recorded, _compiled_once():
             module.main(experiment)
     except KeyboardInterrupt as stop:
-        print(
-            f"fedjax-core: {str(stop) or 'stopped.'}",
-            file=sys.stderr,
-        )
+        print(f"fedjax-core: {str(stop) or 'stopped.'}", file=sys.stderr)
         if out:
             again = shlex.join(["fedjax-core", "resume", str(out)])
             print(f"fedjax-core: to go on from what is saved: {again}", file=sys.stderr)

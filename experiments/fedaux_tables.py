@@ -11,7 +11,7 @@ and --auxiliary; --preset digits does not.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -48,53 +48,53 @@ NAMES = ("FedAvg", "FedProx", "FedDF", "FedBE", "FedAvg+P", "FedProx+P", "FedDF+
 NAMES += ("FedBE+P", "FedAUX")
 
 
-def _by_alpha(
-    names: Sequence[str], columns: Mapping[str, Sequence[float]]
-) -> dict[str, dict[str, float]]:
+def _by_alpha(names: Sequence[str], text: str) -> dict[str, dict[str, float]]:
+    """Of lines that begin with a concentration: it -> method -> number."""
+    lines = [line.split() for line in text.splitlines()]
     return {
-        f"alpha {alpha}": dict(zip(names, column, strict=True))
-        for alpha, column in columns.items()
+        f"alpha {alpha}": dict(zip(names, map(float, numbers), strict=True))
+        for alpha, *numbers in lines
     }
 
 
 # Of ResNet-8, 20 clients and 100 rounds, the best round in %; cohorts of 40 %.
-_COLUMNS_71 = {
-    "0.01": (23.6, 34.0, 27.8, 25.7, 32.1, 43.1, 39.3, 29.8, 71.2),
-    "100": (82.2, 82.3, 81.4, 82.0, 89.5, 89.1, 88.9, 89.5, 89.0),
-}
-TABLE_71 = _by_alpha(NAMES, _COLUMNS_71)
+_71 = """\
+0.01 23.6 34.0 27.8 25.7 32.1 43.1 39.3 29.8 71.2
+100 82.2 82.3 81.4 82.0 89.5 89.1 88.9 89.5 89.0
+"""
+TABLE_71 = _by_alpha(NAMES, _71)
 # 40 clients, by auxiliary data.
 DISTILLED = ("FedDF", "FedDF+P", "FedAUX")
 TABLE_72 = {
-    "stl10": _by_alpha(DISTILLED, {"0.01": (27.9, 43.0, 76.8)}),
-    "svhn": _by_alpha(DISTILLED, {"0.01": (28.1, 29.6, 43.7)}),
+    "stl10": _by_alpha(DISTILLED, "0.01 27.9 43.0 76.8"),
+    "svhn": _by_alpha(DISTILLED, "0.01 28.1 29.6 43.7"),
 }
 # MobileNetV2, 100 clients, one round of 40 epochs.
 ONE_SHOT = ("FedAvg", "FedProx", "FedDF", "FedAvg+P", "FedProx+P", "FedDF+P", "FedAUX")
-_COLUMNS_73 = {
-    "0.01": (10.3, 11.6, 16.8, 24.3, 27.2, 46.7, 64.8),
-    "0.04": (13.6, 14.3, 29.5, 44.0, 43.4, 61.1, 65.5),
-    "0.16": (23.6, 23.7, 37.7, 57.6, 56.9, 67.6, 68.2),
-    "10.24": (30.5, 30.5, 40.4, 69.9, 70.0, 71.2, 71.3),
-}
-TABLE_73 = _by_alpha(ONE_SHOT, _COLUMNS_73)
+_73 = """\
+0.01 10.3 11.6 16.8 24.3 27.2 46.7 64.8
+0.04 13.6 14.3 29.5 44.0 43.4 61.1 65.5
+0.16 23.6 23.7 37.7 57.6 56.9 67.6 68.2
+10.24 30.5 30.5 40.4 69.9 70.0 71.2 71.3
+"""
+TABLE_73 = _by_alpha(ONE_SHOT, _73)
 # Table C.1: ResNet-8 on CIFAR-100, otherwise as table 7.1.
-_COLUMNS_C1 = {
-    "0.01": (24.1, 11.4, 18.2, 34.1),
-    "0.04": (36.3, 24.4, 42.0, 47.4),
-    "0.16": (47.2, 45.0, 58.0, 56.4),
-    "0.64": (50.7, 49.5, 60.8, 60.7),
-    "2.56": (52.2, 52.5, 61.6, 62.5),
-    "10.24": (52.2, 51.2, 62.0, 62.5),
-}
-TABLE_C1 = _by_alpha(("FedAvg", *DISTILLED), _COLUMNS_C1)
+_C1 = """\
+0.01 24.1 11.4 18.2 34.1
+0.04 36.3 24.4 42.0 47.4
+0.16 47.2 45.0 58.0 56.4
+0.64 50.7 49.5 60.8 60.7
+2.56 52.2 52.5 61.6 62.5
+10.24 52.2 51.2 62.0 62.5
+"""
+TABLE_C1 = _by_alpha(("FedAvg", *DISTILLED), _C1)
 # Table C.4: the best points of grids after 50 rounds; no FedBE+P.
 TUNED = NAMES[:7] + NAMES[8:]
-_COLUMNS_C4 = {
-    "0.01": (27.7, 41.45, 34.81, 31.96, 39.29, 61.22, 47.86, 75.01),
-    "100": (82.28, 82.32, 82.1, 82.46, 89.24, 89.46, 89.36, 89.41),
-}
-TABLE_C4 = _by_alpha(TUNED, _COLUMNS_C4)
+_C4 = """\
+0.01 27.7 41.45 34.81 31.96 39.29 61.22 47.86 75.01
+100 82.28 82.32 82.1 82.46 89.24 89.46 89.36 89.41
+"""
+TABLE_C4 = _by_alpha(TUNED, _C4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,15 +181,11 @@ class Experiment:
     out: Path = Path("runs/fedaux_tables")
 
     def __post_init__(self):
-        report.check_counts(self)
-        check.positive(
-            client_lr=self.client_lr,
-            linear_lr=self.linear_lr,
-            distil_lr=self.distil_lr,
-        )
+        report.check_types(self)
+        report.check_each(self, check.positive, "client_lr", "linear_lr", "distil_lr")
         check.in_range(0, 1, cohort=self.cohort)
-        report.check_known(TABLES, tables=self.tables)
-        report.check_known(NAMES, methods=self.methods)
+        report.check_each(self, TABLES, "tables")
+        report.check_each(self, NAMES, "methods")
 
 
 _DIGITS = Experiment(
@@ -278,36 +274,33 @@ def load(experiment: Experiment, which: int = 0) -> tuple[Dataset, np.ndarray]:
                 f"--preset digits needs none."
             )
     if experiment.data is None:
-        pool = digits.load()
-        pool = images.mapped(pool, lambda x: x.reshape(-1, 8, 8, 1))
+        pool = images.mapped(digits.load(), lambda x: x.reshape(-1, 8, 8, 1))
     else:
         shape = npz.read(experiment.data)["x_train"].shape[1:]
         pool = images.from_npz(
             experiment.data, experiment.num_classes, shape, (None, None)
         )
     pool = images.mapped(pool, lambda x: images.resized(x, experiment.size))
-    order = np.random.default_rng(0).permutation(len(pool.train["y"]))
+    own, tested = (
+        np.random.default_rng(seed).permutation(len(split["y"]))
+        for seed, split in enumerate((pool.train, pool.test))
+    )
     if experiment.auxiliary:
         arrays = npz.read(experiment.auxiliary[which])
         extra = images.to_float(arrays["x" if "x" in arrays else "x_train"])
-        own, extra = order, images.resized(extra, experiment.size)
+        extra = images.resized(extra, experiment.size)
     else:
-        own, rest = np.array_split(order, 2)
+        own, rest = np.array_split(own, 2)
         extra = pool.train["x"][rest]
-    own = own[: experiment.num_train]
+    own, tested = own[: experiment.num_train], tested[: experiment.num_test]
     train = {k: v[own] for k, v in pool.train.items()}
-    tested = np.random.default_rng(1).permutation(len(pool.test["y"]))
-    tested = tested[: experiment.num_test]
     return Dataset(train, {k: v[tested] for k, v in pool.test.items()}), extra
 
 
 def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Problem:
     """Trains an extractor on all images of the server and scores those to distil on.
 
-    Args:
-      experiment: what to do.
-      which: of the server's sources.
-      width: channels of the small network.
+    Of the source `which`; the small network has `width` channels.
     """
     pool, extra = load(experiment, which)
     image, classes = extra.shape[1:], experiment.num_classes
@@ -317,15 +310,15 @@ def pretrained(experiment: Experiment, which: int = 0, width: int = 16) -> Probl
     else:
         named = {"resnet8": models.resnet8, "mobilenet_v2": models.mobilenet_v2}
         model, head = named[experiment.model](classes, image=image), "Dense_0"
-    photographs = image[2] == 3
-    views = pretrain.Views(shift=max(1, image[0] // 8), flip=photographs)
+    # Photographs may be mirrored, digits not.
+    views = pretrain.Views(shift=max(1, image[0] // 8), flip=image[2] == 3)
     extractor, _ = pretrain.contrastive(
         experiment.pretraining, model, head, extra, jax.random.key(0), views
     )
     fraction = 1 - min(0.8, experiment.num_public / len(extra))
     negatives, public = (part["x"] for part in split_public({"x": extra}, fraction))
-    negatives = negatives[: experiment.num_negatives]
-    problem = Problem(negatives, public, model, head, extractor, {}, None)  # type: ignore[arg-type]
+    parts = negatives[: experiment.num_negatives], public, model, head, extractor
+    problem = Problem(*parts, {}, None)  # type: ignore[arg-type]
     releases = []
     for alpha in experiment.alphas:
         data = partition.alternating_dirichlet(pool, experiment.num_clients, alpha)
@@ -383,28 +376,27 @@ def methods(
 
 def _study(
     experiment: Experiment,
+    problem: Problem,
     methods: dict[str, study.Method],
-    populations: dict[str, FederatedData],
-    model: Model,
-    claims: Sequence[tuple[str, str]] = (),
+    claims: Sequence[tuple[str, str]],
     printed: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    populations: dict[str, FederatedData] | None = None,
+    model: Model | None = None,
     rounds: int | None = None,
     cohort: float | None = None,
 ) -> study.Study:
     """Methods on populations; `claims` of each, and `printed` per cent by setting."""
     share, settings = cohort or experiment.cohort, {}
     rounds = rounds or experiment.rounds
-    for name, data in populations.items():
-        size = max(1, round(share * data.num_clients))
+    for name, data in (populations or problem.populations).items():
+        options = {
+            "cohort_size": max(1, round(share * data.num_clients)),
+            "eval_every": 1,
+            "checkpoint_every": max(1, rounds // 4),
+        }
         settings[name] = study.Setting(
-            data=data,
-            model=model,
-            rounds=rounds,
-            options={
-                "cohort_size": size,
-                "eval_every": 1,
-                "checkpoint_every": max(1, rounds // 4),
-            },
+            data=data, model=model or problem.model, rounds=rounds, options=options
         )
     return study.Study(
         methods=methods,
@@ -426,15 +418,12 @@ def _most_skewed(problem: Problem) -> dict[str, FederatedData]:
 
 def table_71(experiment: Experiment, problem: Problem) -> study.Study:
     """All methods, by concentration."""
-    return _study(
-        experiment,
-        methods(experiment, problem),
-        problem.populations,
-        problem.model,
-        [("FedAvg+P", "FedAvg"), ("FedDF+P", "FedDF"), ("FedAUX", "FedDF+P"),
-         ("FedAUX", "FedBE+P")],
-        TABLE_71 if experiment.num_classes == 10 else TABLE_C1,
-    ).only(experiment.methods)  # fmt: skip
+    pairs = [("FedAvg+P", "FedAvg"), ("FedDF+P", "FedDF"), ("FedAUX", "FedDF+P")]
+    pairs.append(("FedAUX", "FedBE+P"))
+    printed = TABLE_71 if experiment.num_classes == 10 else TABLE_C1
+    compared = methods(experiment, problem)
+    whole = _study(experiment, problem, compared, pairs, printed)
+    return whole.only(experiment.methods)
 
 
 def table_c4(experiment: Experiment, problem: Problem) -> study.Study:
@@ -447,59 +436,62 @@ def table_c4(experiment: Experiment, problem: Problem) -> study.Study:
         tuned[name] = dataclasses.replace(method, grid=grid)
     return _study(
         experiment,
+        problem,
         tuned,
-        {k: split_examples(x, 0, 0.1) for k, x in problem.populations.items()},
-        problem.model,
         [("FedAUX", "FedDF+P"), ("FedAUX", "FedProx+P")],
         TABLE_C4,
+        populations={
+            k: split_examples(x, 0, 0.1) for k, x in problem.populations.items()
+        },
         rounds=min(50, experiment.rounds),
     ).only(experiment.methods)
 
 
 def table_73(experiment: Experiment, problem: Problem) -> study.Study:
     """One round of all clients and many epochs, by concentration."""
-    return _study(
-        experiment,
-        methods(experiment, problem, ONE_SHOT, epochs=experiment.one_shot_epochs),
-        problem.populations,
-        problem.model,
-        [("FedDF+P", "FedDF"), ("FedDF", "FedAvg"), ("FedAUX", "FedDF+P")],
-        TABLE_73,
-        rounds=1,
-        cohort=1.0,
-    ).only(experiment.methods)
+    one = methods(experiment, problem, ONE_SHOT, epochs=experiment.one_shot_epochs)
+    pairs = [("FedDF+P", "FedDF"), ("FedDF", "FedAvg"), ("FedAUX", "FedDF+P")]
+    whole = _study(experiment, problem, one, pairs, TABLE_73, rounds=1, cohort=1.0)
+    return whole.only(experiment.methods)
 
 
 def table_72(experiment: Experiment, problem: Problem, source: str) -> study.Study:
     """FedDF and FedAUX where the server holds something else than in table 7.1."""
     return _study(
         experiment,
+        problem,
         methods(experiment, problem, DISTILLED),
-        _most_skewed(problem),
-        problem.model,
         [("FedDF+P", "FedDF"), ("FedAUX", "FedDF+P")],
         TABLE_72.get(source),
+        populations=_most_skewed(problem),
     ).only(experiment.methods)
+
+
+def _by_scores(
+    experiment: Experiment, problem: Problem, tables: Iterable[str], make: Any = None
+) -> dict[str, study.Method]:
+    """FedAUX, or as `make` has it, by the name of its table of scores."""
+    (ours,) = methods(experiment, problem, ["FedAUX"]).values()
+    change = functools.partial(dataclasses.replace, ours.config)
+    return {
+        table: study.Method(make=make or ours.make, config=change(scores=table))
+        for table in tables
+    }
 
 
 def _of_scores(
     experiment: Experiment,
     problem: Problem,
     score_all: Callable[[FederatedData], dict[str, np.ndarray]],
-    claims: Sequence[tuple[str, str]] = (),
+    claims: Sequence[tuple[str, str]],
 ) -> study.Study:
     """FedAUX with several tables of scores, by name, on the most skewed clients."""
     ((name, data),) = _most_skewed(problem).items()
     tables = score_all(data)
     data = dataclasses.replace(data, public={**data.public, **tables})
-    (ours,) = methods(experiment, problem, ["FedAUX"]).values()
-    change = functools.partial(dataclasses.replace, ours.config)
-    rows = {
-        table: study.Method(make=ours.make, config=change(scores=table))
-        for table in tables
-    }
-    few = min(10, experiment.rounds)
-    return _study(experiment, rows, {name: data}, problem.model, claims, rounds=few)
+    rows, few = _by_scores(experiment, problem, tables), min(10, experiment.rounds)
+    population = {name: data}
+    return _study(experiment, problem, rows, claims, populations=population, rounds=few)
 
 
 def figure_74(experiment: Experiment, problem: Problem) -> study.Study:
@@ -559,10 +551,11 @@ def figure_78(experiment: Experiment, problem: Problem) -> study.Study:
     model = models.logistic_regression(width, experiment.num_classes)
     return _study(
         experiment,
+        problem,
         methods(experiment, problem, ["FedAvg+P", "FedDF+P", "FedAUX"], model=model),
-        populations,
-        model,
         [("FedAUX", "FedDF+P"), ("FedDF+P", "FedAvg+P")],
+        populations=populations,
+        model=model,
     ).only(experiment.methods)
 
 
@@ -578,7 +571,6 @@ def figure_75(experiment: Experiment, problem: Problem) -> study.Study:
         "FedAUX": tables[of, np.arange(len(of))],
         "FedDF+P": np.ones_like(tables[0]),
     }
-    (ours,) = methods(experiment, problem, ["FedAUX"]).values()
     heads = tuple(f"{i}/{one.head}" for i, one in enumerate(both))
 
     def make(config: Any, loss_fn: Any) -> Algorithm:
@@ -589,19 +581,18 @@ def figure_75(experiment: Experiment, problem: Problem) -> study.Study:
             logits=[logits_of_model(one.model) for one in both],
             client_optimizer=optax.adam(config.client_lr),
         )
-        return pretrain.starting_from(
-            algorithm, tuple(one.extractor for one in both), heads
-        )
+        extractors = tuple(one.extractor for one in both)
+        return pretrain.starting_from(algorithm, extractors, heads)
 
-    rows = {
-        table: study.Method(
-            make=make, config=dataclasses.replace(ours.config, scores=table)
-        )
-        for table in ("FedAUX", "FedDF+P")
-    }
-    data = {f"{name}, mixed": dataclasses.replace(data, public=public)}
-    model = as_one([one.model for one in both])
-    return _study(experiment, rows, data, model, [("FedAUX", "FedDF+P")])
+    pair = ("FedAUX", "FedDF+P")
+    return _study(
+        experiment,
+        problem,
+        _by_scores(experiment, problem, pair, make),
+        [pair],
+        populations={f"{name}, mixed": dataclasses.replace(data, public=public)},
+        model=as_one([one.model for one in both]),
+    )
 
 
 def notes(experiment: Experiment, problem: Problem) -> list[str]:
@@ -626,25 +617,25 @@ def notes(experiment: Experiment, problem: Problem) -> list[str]:
         f"Clients have {data.train.sizes.mean():.0f} examples each in the mean and N "
         f"is {smallest} or more, 22,500 in the paper, to which noise is inverse.",
     ]
-    if config.epsilon is None:
-        said.append(
-            "Scores are released without noise: with so few examples that of the "
-            "paper's epsilon of 0.1 would hide everything."
-        )
-    else:
+    noise = (
+        "Scores are released without noise: with so few examples that of the paper's "
+        "epsilon of 0.1 would hide everything."
+    )
+    if config.epsilon is not None:
         most = (2 * np.log(2) / config.regularisation) ** 0.5
-        said.append(
+        noise = (
             f"Scores are released with ({config.epsilon:g}, {config.delta:g})-DP for "
             f"an example of a client, by the {config.mechanism} mechanism: the noise "
             f"has a norm of about {released.sigma.max() * width**0.5:.2g}, weights "
             f"without it of at most {most:.3g}."
         )
-    said.append(
+    return [
+        *said,
+        noise,
         "The paper's scores at its own lambda and epsilon lose less to noise than its "
         "equations allow (its code minimises a sum, so that lambda is N times smaller "
-        "there); figure 7.7 can't be expected to come out."
-    )
-    return said
+        "there); figure 7.7 can't be expected to come out.",
+    ]
 
 
 def audit(problem: Problem) -> Any:

@@ -36,7 +36,7 @@ from fedjax_core import (
 from fedjax_core.algorithms import fedcgan, fedcvae, fedevg
 from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import cifar, digits, images, medmnist, mnist, partition
-from fedjax_core.experiments.report import Page, check_each, claims_table, panels
+from fedjax_core.experiments import report
 from fedjax_core.generated import (
     Classifier,
     drawn,
@@ -49,11 +49,8 @@ from fedjax_core.study_report import Table
 from fedjax_core.types import Params
 
 NAMES = ("FedCGAN", "FedCVAE", "FedEvg")
-MEDICAL = {
-    "pneumonia": "pneumoniamnist",
-    "derma": "dermamnist",
-    "organ": "organcmnist",
-}
+MEDICAL = {"pneumonia": "pneumoniamnist", "derma": "dermamnist"}
+MEDICAL["organ"] = "organcmnist"
 DATA = ("mnist", "cifar10", *MEDICAL, "usps", "digits")
 CELLS = ((10, 0.01), (10, 1.0), (100, 0.01), (100, 1.0))  # clients, concentration
 
@@ -194,21 +191,11 @@ class Experiment:
     out: Path = Path("runs/fedevg_tables")
 
     def __post_init__(self):
-        for name in self.data:
-            check.one_of(DATA, data=name)
-        for name in self.methods:
-            check.one_of(NAMES, methods=name)
-        check_each(check.positive, alphas=self.alphas)
-        check_each(check.positive_int, num_clients=self.num_clients)
-        check.positive(gradient_within=self.gradient_within)
-        check.positive_int(
-            size=self.size, num_train=self.num_train, num_test=self.num_test,
-            rounds=self.rounds, cohort_size=self.cohort_size, width=self.width,
-            num_seeds=self.num_seeds, feature_epochs=self.feature_epochs,
-            batch_size=self.batch_size,
-        )  # fmt: skip
-        if self.local_steps is not None:
-            check.positive_int(local_steps=self.local_steps)
+        report.check_each(self, DATA, "data")
+        report.check_each(self, NAMES, "methods")
+        report.check_each(self, check.positive, "alphas", "gradient_within")
+        report.check_each(self, check.positive_int, "num_clients")
+        report.check_types(self)
 
     @property
     def work(self) -> LocalWork:
@@ -342,21 +329,17 @@ def methods(
         gradient_within=(-e.gradient_within, e.gradient_within),
         **fit,
     )
-    sizes: dict[str, int] = {"latent": e.latent, "width": e.width}
-    gan = models.conditional_gan(image, num_classes, **sizes)
-    vae = models.conditional_vae(image, num_classes, **sizes)
-    of_gan, of_vae = fedcgan.Config(**drawing), fedcvae.Config(**drawing)
+    gan = models.conditional_gan(image, num_classes, latent=e.latent, width=e.width)
+    vae = models.conditional_vae(image, num_classes, latent=e.latent, width=e.width)
+
+    def of(module: Any, pair: Any, generate: Any) -> Method:
+        config = module.Config(**drawing)
+        images_of = drawn(config, generate, e.latent)
+        return Method(module.make(config, pair, local), pair.init, images_of)
+
     made = {
-        "FedCGAN": Method(
-            fedcgan.make(of_gan, gan, local),
-            gan.init,
-            drawn(of_gan, gan.generate, e.latent),
-        ),
-        "FedCVAE": Method(
-            fedcvae.make(of_vae, vae, local),
-            vae.init,
-            drawn(of_vae, vae.decode, e.latent),
-        ),
+        "FedCGAN": of(fedcgan, gan, gan.generate),
+        "FedCVAE": of(fedcvae, vae, vae.decode),
         "FedEvg": Method(
             fedevg.make(ours, local),
             lambda key: jax.random.normal(key, shape),
@@ -374,15 +357,16 @@ def features_of(
     model = models.classifier(module, pool.train["x"].shape[1:])
     key, head = random.seed_key(0), "Dense_1"
     work = LocalWork(batch_size=20, epochs=experiment.feature_epochs)
-    params, _ = jax.jit(
-        lambda train: server.fit(
-            model.loss, optax.adam(1e-3), model.init(key), train, key, work
-        )
-    )(dict(pool.train))
+
+    @jax.jit
+    def fit(train):
+        adam = optax.adam(1e-3)
+        return server.fit(model.loss, adam, model.init(key), train, key, work)
+
+    params, _ = fit(dict(pool.train))
     right = jax.jit(model.metrics)(params, dict(pool.test))["accuracy"]
-    return functools.partial(pretrain.features, model, head, params), float(
-        np.mean(right)
-    )
+    features = functools.partial(pretrain.features, model, head, params)
+    return features, float(np.mean(right))
 
 
 def run(
@@ -482,19 +466,18 @@ def best(found: study.Outcome) -> Table:
         if others and all(len(v) == len(ours) for v in others):
             gap = ours - np.max(others, axis=0)
         claims.append((f"FedEvg is best by {which}{printed}", setting, gap))
-    return claims_table(f"The best by {which}", claims)
+    return report.claims_table(f"The best by {which}", claims)
 
 
 def printed_of(setting: str, which: str) -> Mapping[str, tuple[float, ...]]:
     """Printed means and deviations of a setting by method; none where none are."""
     source, scale = (ACCURACY, 100) if which == "accuracy" else (FRECHET, 1)
-    for data, columns in source.items():
-        for k, cell in enumerate(CELLS):
-            if setting == name_of(data, *cell):
-                return {
-                    name: tuple(float(x) / scale for x in text.split()[2 * k :][:2])
-                    for name, text in columns.items()
-                }
+    for data, (k, cell) in itertools.product(source, enumerate(CELLS)):
+        if setting == name_of(data, *cell):
+            return {
+                name: tuple(float(x) / scale for x in text.split()[2 * k :][:2])
+                for name, text in source[data].items()
+            }
     return {}
 
 
@@ -515,7 +498,7 @@ def membership(cells: Sequence[Cell]) -> Table:
 
 def draw(cells: Sequence[Cell], num_classes: int) -> Any:
     """A picture of one setting: a row of images of each class, method by method."""
-    figure, axes = panels(3.2 * len(cells), 3.4, 1, len(cells), squeeze=False)
+    figure, axes = report.panels(3.2 * len(cells), 3.4, 1, len(cells), squeeze=False)
     for place, cell in zip(axes[0], cells, strict=True):
         x = cell.made[0]
         tiles = x.reshape(num_classes, -1, *x.shape[1:]).transpose(0, 2, 1, 3, 4)
@@ -544,7 +527,7 @@ def described(experiment: Experiment) -> str:
 def main(experiment: Experiment) -> None:
     """Runs everything, prints the tables and writes one page of all."""
     about = f"{LIMITS}\n{described(experiment)}"
-    page = Page("Synthetic data, reduced", about, experiment.out)
+    page = report.Page("Synthetic data, reduced", about, experiment.out)
     everything, drawn_of = [], {}
     for name in experiment.data:
         pool, num_classes = load(experiment, name)
@@ -554,16 +537,14 @@ def main(experiment: Experiment) -> None:
             f"{experiment.size} x {experiment.size} pixels; the network of features is "
             f"right on {accuracy:.1%} of {len(pool.test['y'])} test images."
         )
-        for clients in experiment.num_clients:
-            for alpha in experiment.alphas:
-                setting = name_of(name, clients, alpha)
-                page.console.print(f"{setting} ...", highlight=False)
-                data = partition.dirichlet_by_client(pool, clients, alpha)
-                cells = run(experiment, setting, data, pool, features, num_classes)
-                everything += cells
-                ended = [cell for cell in cells if cell.result is not None]
-                if ended:
-                    drawn_of[setting] = draw(ended, num_classes)
+        for size in itertools.product(experiment.num_clients, experiment.alphas):
+            setting = name_of(name, *size)
+            page.console.print(f"{setting} ...", highlight=False)
+            data = partition.dirichlet_by_client(pool, *size)
+            cells = run(experiment, setting, data, pool, features, num_classes)
+            everything += cells
+            if ended := [cell for cell in cells if cell.result is not None]:
+                drawn_of[setting] = draw(ended, num_classes)
     page.parts.append("")
     for which, title in (
         ("accuracy", "Tables 4.2 and 4.3: accuracy of a classifier of these images"),

@@ -28,16 +28,7 @@ from fedjax_core.algorithms.networks import fedrelax
 from fedjax_core.data.packed import Packed
 from fedjax_core.data.padded import pad
 from fedjax_core.datasets import fmi, fmi_like
-from fedjax_core.experiments.report import (
-    Run,
-    approach,
-    band,
-    check_each,
-    draw_runs,
-    panels,
-    save,
-    tabulate,
-)
+from fedjax_core.experiments import report
 from fedjax_core.networks import builders, gtvmin, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
@@ -75,16 +66,10 @@ class Experiment:
     run_dir: Path | None = None
 
     def __post_init__(self):
-        check.positive_int(
-            num_stations=self.num_stations,
-            num_windows=self.num_windows,
-            num_neighbours=self.num_neighbours,
-            rounds=self.rounds,
-            num_seeds=self.num_seeds,
-        )
+        report.check_types(self)
         check.in_range(3, np.inf, num_windows=self.num_windows)
         check.in_range(1, self.num_stations - 1, num_neighbours=self.num_neighbours)
-        check_each(check.positive, alphas=self.alphas)
+        report.check_each(self, check.positive, "alphas")
 
 
 PRESETS = {
@@ -151,17 +136,12 @@ def load(experiment: Experiment) -> list[Problem]:
         drawn = [(data, fmi.coordinates(experiment.path / FILE, data.client_ids))]
     problems = []
     for data, place in drawn:
-        sizes = data.train.sizes
+        sizes, train = data.train.sizes, data.train
         early = np.maximum(1, sizes - np.maximum(1, sizes // 5))
-        problem = Problem(
-            place,
-            graph=builders.knn_points(place, experiment.num_neighbours, "geodesic"),
-            early=_statistics(data.train, last=early),
-            validation=_statistics(data.train, first=early),
-            train=_statistics(data.train),
-            test=_statistics(data.splits["test"]),
-        )
-        problems.append(problem)
+        graph = builders.knn_points(place, experiment.num_neighbours, "geodesic")
+        parts = _statistics(train, last=early), _statistics(train, first=early)
+        whole = _statistics(train), _statistics(data.splits["test"])
+        problems.append(Problem(place, graph, *parts, *whole))
     return problems
 
 
@@ -184,23 +164,19 @@ def solve(experiment: Experiment, problem: Problem) -> Outcome:
     with jax.enable_x64(True):
         W_early = learn(problem.early.Q, problem.early.q)
         W = learn(problem.train.Q, problem.train.q)
-        return Outcome(
-            problem,
-            np.asarray(W),
-            validation=error(W_early, problem.validation),
-            train=error(W, problem.train),
-            test=error(W, problem.test),
-        )
+        validation = error(W_early, problem.validation)
+        errors = (error(W, windows) for windows in (problem.train, problem.test))
+        return Outcome(problem, np.asarray(W), validation, *errors)
 
 
-def relax(experiment: Experiment, outcome: Outcome, chosen: int) -> Run:
+def relax(experiment: Experiment, outcome: Outcome, chosen: int) -> report.Run:
     """FedRelax from 0 to what was learnt with the alpha at position `chosen`."""
     Q, q, _ = outcome.problem.train
     alpha = experiment.alphas[chosen - 1]
     with jax.enable_x64(True):
         method = fedrelax.make_quadratic(outcome.problem.graph, Q, q, alpha=alpha)
         goal = jnp.asarray(outcome.W[chosen])
-        return approach(experiment, "fedrelax", method, goal)
+        return report.approach(experiment, "fedrelax", method, goal)
 
 
 def best(experiment: Experiment, outcomes: Sequence[Outcome]) -> int:
@@ -218,12 +194,11 @@ def table(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
         "one model for all": -1,
     }
     train, test = _errors(outcomes, "train"), _errors(outcomes, "test")
-    columns = {"train": train.mean(0), "test": test.mean(0), "std": test.std(0)}
+    columns, times = {"train": train.mean(0), "test": test.mean(0)}, ""
+    if len(test) > 1:
+        columns["std"], times = test.std(0), f", {len(test)} times"
     kind = "real" if experiment.path else "drawn"
-    times = f", {len(test)} times" if len(test) > 1 else ""
-    if len(test) == 1:
-        del columns["std"]
-    return tabulate(
+    return report.tabulate(
         ("", *columns),
         [(way, *(f"{x[k]:.3f}" for x in columns.values())) for way, k in ways.items()],
         title=f"error in °C, {len(outcomes[0].W[0])} {kind} stations{times}",
@@ -234,7 +209,7 @@ def figure(experiment: Experiment, outcomes: Sequence[Outcome]) -> Any:
     """Draws the network, the error against alpha, and FedRelax on its way."""
     first, chosen = outcomes[0], best(experiment, outcomes)
     alpha = experiment.alphas[chosen - 1]
-    result, (left, middle, right) = panels(13, 4.6, 1, 3, width_ratios=(4, 5, 5))
+    result, (left, middle, right) = report.panels(13, 4.6, 1, 3, width_ratios=(4, 5, 5))
 
     place, weight = first.problem.place[:, ::-1], first.W[chosen, :, _YESTERDAY]
     dots = plots.network(left, first.problem.graph, weight, place, cmap="viridis", s=18)
@@ -252,7 +227,7 @@ def figure(experiment: Experiment, outcomes: Sequence[Outcome]) -> Any:
         errors = _errors(outcomes, split)
         mean, spread = errors.mean(0), errors.std(0)
         curve = (x[1:-1] for x in (mean, mean - spread, mean + spread))
-        band(middle, experiment.alphas, *curve, color=color, label=split)
+        report.band(middle, experiment.alphas, *curve, color=color, label=split)
         if split == "test":
             middle.axhline(mean[0], color=color, linestyle=":", label="alone")
             middle.axhline(mean[-1], color=color, linestyle="--", label="one for all")
@@ -261,7 +236,7 @@ def figure(experiment: Experiment, outcomes: Sequence[Outcome]) -> Any:
     middle.set(title=title, xlabel="alpha", ylabel="°C", xscale="log")
     middle.legend()
 
-    draw_runs(right, {"FedRelax": relax(experiment, first, chosen)})
+    report.draw_runs(right, {"FedRelax": relax(experiment, first, chosen)})
     right.set(title=f"alpha = {alpha:g}", ylabel="relative distance to the solution")
     return result
 
@@ -272,7 +247,7 @@ def main(experiment: Experiment) -> None:
     outcomes = [solve(experiment, problem) for problem in load(experiment)]
     console.print(table(experiment, outcomes))
     drawn = figure(experiment, outcomes)
-    save(drawn, experiment.out / "fmi_weather.png", console)
+    report.save(drawn, experiment.out / "fmi_weather.png", console)
 
 
 def _errors(outcomes: Sequence[Outcome], split: str) -> np.ndarray:

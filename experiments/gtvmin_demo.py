@@ -29,17 +29,8 @@ from rich.table import Table
 from fedjax_core import check
 from fedjax_core.algorithms.networks import fedgd, fedrelax
 from fedjax_core.datasets.networks import network_linear
-from fedjax_core.experiments.report import (
-    Run,
-    approach,
-    band,
-    check_each,
-    draw_runs,
-    draw_schedule,
-    panels,
-    save,
-    tabulate,
-)
+from fedjax_core.experiments import report
+from fedjax_core.experiments.report import Run
 from fedjax_core.networks import asynchronous, builders, gtvmin, plots, spectrum
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import block_max_norm
@@ -96,15 +87,9 @@ class Experiment:
         check.in_range(0, 1, p_in=self.p_in, p_out=self.p_out)
         check.positive(noise_std=self.noise_std)
         check.seed(graph_seed=self.graph_seed)
-        check.positive_int(
-            num_features=self.num_features,
-            rounds=self.rounds,
-            num_seeds=self.num_seeds,
-        )
-        check_each(
-            check.positive_int, num_examples=self.num_examples, bounds=self.bounds
-        )
-        check_each(check.positive, alphas=self.alphas)
+        report.check_types(self, "graph_seed", "shown")
+        report.check_each(self, check.positive_int, "num_examples", "bounds")
+        report.check_each(self, check.positive, "alphas")
         check.one_of(self.num_examples, shown=self.shown)
 
 
@@ -208,12 +193,8 @@ def sweep(experiment: Experiment, graph: Graph) -> Sweep:
         coupled = jax.vmap(lambda alpha: error(solve(graph, problem, alpha)))(alphas)
         everyone = pooled(jnp.ones(len(label)))
         oracle = jax.vmap(pooled)(member)[label]
-        return (
-            coupled[1:],
-            coupled[0],
-            error(jnp.broadcast_to(everyone, q.shape)),
-            error(oracle),
-        )
+        shared = error(jnp.broadcast_to(everyone, q.shape))
+        return coupled[1:], coupled[0], shared, error(oracle)
 
     with jax.enable_x64(True):
         over = jax.vmap(jax.vmap(one, (None, 0, None)), (0, None, None))
@@ -239,8 +220,8 @@ def converge(
     factor = contraction.optimal_factor(low, high)
     relax, kappa = _relax(graph, problem, alpha)
     return {
-        "FedGD": approach(experiment, "fedgd", descend, solution, factor=factor),
-        "FedRelax": approach(
+        "FedGD": report.approach(experiment, "fedgd", descend, solution, factor=factor),
+        "FedRelax": report.approach(
             experiment, "fedrelax", relax, solution, factor=kappa, norm=block_max_norm
         ),
     }
@@ -259,15 +240,9 @@ def converge_asynchronously(
             graph, 2 * experiment.rounds, bound, jax.random.key(bound), activity=0.3
         )
         asynchronous.check_partially_asynchronous(schedule, bound)
-        run = approach(
-            experiment,
-            f"asynchronous_{bound}",
-            method,
-            solution,
-            factor=kappa,
-            norm=block_max_norm,
-            schedule=schedule,
-        )
+        name = f"asynchronous_{bound}"
+        how: dict[str, Any] = {"norm": block_max_norm, "schedule": schedule}
+        run = report.approach(experiment, name, method, solution, factor=kappa, **how)
         runs[bound] = schedule, run
     return runs
 
@@ -282,12 +257,9 @@ def _relax(graph: Graph, problem: Problem, alpha: float) -> tuple[Operator, jax.
 
 def errors(sweep: Sweep, k: int) -> dict[str, np.ndarray]:
     """Errors ``[seeds]`` of all methods with num_examples[k], at the best alpha."""
-    by_method = (
-        sweep.alone[:, k],
-        sweep.network[:, k, sweep.best(k)],
-        sweep.everyone[:, k],
-        sweep.oracle[:, k],
-    )
+    network = sweep.network[:, k, sweep.best(k)]
+    others = (errors[:, k] for errors in (sweep.everyone, sweep.oracle))
+    by_method = (sweep.alone[:, k], network, *others)
     return dict(zip(METHODS, by_method, strict=True))
 
 
@@ -299,7 +271,7 @@ def table(experiment: Experiment, sweep: Sweep) -> Table:
         numbers = (f"{x.mean():.3f} ± {x.std():.3f}" for x in errors(sweep, k).values())
         rows.append((str(m), *numbers, f"{e.alphas[sweep.best(k)]:g}"))
     names = (name.replace(" for", "\nfor") for name in METHODS)
-    return tabulate(
+    return report.tabulate(
         ("examples\nper node", *names, "best\nalpha"),
         rows,
         title=f"estimation error, {sum(e.sizes)} nodes",
@@ -315,26 +287,27 @@ def figures(experiment: Experiment, graph: Graph, sweep: Sweep) -> dict[str, Any
     """Draws errors and runs, at the best alpha for the number of examples shown."""
     e, k = experiment, experiment.num_examples.index(experiment.shown)
     alpha = e.alphas[sweep.best(k)]
-    whole, (maps, (against_alpha, against_size, rounds)) = panels(13.5, 8.6, 2, 3)
-    late, (timeline, events) = panels(13.5, 4.6, width_ratios=(8, 5))
+    whole, (maps, (*of_errors, rounds)) = report.panels(13.5, 8.6, 2, 3)
+    late, (timeline, events) = report.panels(13.5, 4.6, width_ratios=(8, 5))
     with jax.enable_x64(True):
         problem = draw(e, graph, jax.random.key(0), e.shown)
         _maps(whole, maps, graph, problem, alpha)
         runs = converge(e, graph, problem, alpha)
         by_bound = converge_asynchronously(e, graph, problem, alpha)
-    draw_runs(rounds, runs, _UNPROVEN)
+    report.draw_runs(rounds, runs, _UNPROVEN)
     rounds.set(
         title=f"rounds to the solution, alpha = {alpha:g}", ylabel="relative distance"
     )
-    _errors(e, sweep, k, against_alpha, against_size)
+    _errors(e, sweep, k, *of_errors)
 
     middle = e.bounds[len(e.bounds) // 2]
     # More nodes of the same cluster could not be told apart.
-    shown = draw_schedule(late, timeline, graph, by_bound[middle][0], events=24)
+    shown = report.draw_schedule(late, timeline, graph, by_bound[middle][0], events=24)
     timeline.set_title(
         f"who acts, on what copies: {shown} of {graph.num_nodes} nodes, B = {middle}"
     )
-    draw_runs(events, {f"B = {b}": run for b, (_, run) in by_bound.items()}, _UNPROVEN)
+    late_runs = {f"B = {b}": run for b, (_, run) in by_bound.items()}
+    report.draw_runs(events, late_runs, _UNPROVEN)
     title = f"asynchronous FedRelax, alpha = {alpha:g}"
     events.set(title=title, xlabel="event", ylabel="relative distance")
     return {"gtvmin_demo": whole, "asynchronous": late}
@@ -356,7 +329,7 @@ def main(experiment: Experiment) -> None:
     found = sweep(experiment, graph)
     console.print(table(experiment, found))
     for name, drawn in figures(experiment, graph, found).items():
-        save(drawn, experiment.out / f"{name}.png", console)
+        report.save(drawn, experiment.out / f"{name}.png", console)
 
 
 def _errors(e: Experiment, sweep: Sweep, k: int, by_alpha: Any, by_size: Any) -> None:
@@ -392,14 +365,12 @@ def _maps(figure: Any, axes: Any, graph: Graph, problem: Problem, alpha: float) 
         "every node alone": solve(graph, problem, 0.0),
         f"GTVMin, alpha = {alpha:g}": solve(graph, problem, alpha),
     }
-    values = {
-        name: (np.asarray(W) - centre) @ direction for name, W in pictures.items()
-    }
-    most = 1.15 * np.abs(values["the truth"]).max()
+    most = 1.15 * np.abs((W_true - centre) @ direction).max()
     place = plots.layout(graph)
     look = {"cmap": "RdYlBu_r", "vmin": -most, "vmax": most}
     nodes = None
-    for panel, (name, value) in zip(axes, values.items(), strict=True):
+    for panel, (name, W) in zip(axes, pictures.items(), strict=True):
+        value = (np.asarray(W) - centre) @ direction
         nodes = plots.network(panel, graph, value, place, **look)
         panel.set_title(name)
     bar = figure.colorbar(nodes, ax=axes, shrink=0.8, pad=0.01, extend="both")
@@ -409,4 +380,4 @@ def _maps(figure: Any, axes: Any, graph: Graph, problem: Problem, alpha: float) 
 
 def _range(axes: Any, x: Any, y: np.ndarray, color: str, label: str) -> None:
     """The mean over seeds, and from the least to the most as a band."""
-    band(axes, x, y.mean(0), y.min(0), y.max(0), color, label)
+    report.band(axes, x, y.mean(0), y.min(0), y.max(0), color, label)

@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_core import LocalWork, Model, Result, models
+from fedjax_core import LocalWork, Result, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.datasets import heart_disease
@@ -48,7 +48,7 @@ class Experiment:
     out: Path = Path("runs/heart_disease")
 
     def __post_init__(self):
-        report.check_counts(self)
+        report.check_types(self)
 
 
 PRESETS = {
@@ -63,15 +63,18 @@ def run(experiment: Experiment, data: FederatedData) -> dict[str, Result]:
     Every result is evaluated on the test patients of all hospitals.
     """
     model = models.logistic_regression(data.train.examples["x"].shape[1], 2)
-    pooled = _one_client(data, data.train.examples)
-    results = {
-        "FedAvg": _train(experiment, "fedavg", data, model),
-        "all pooled": _train(experiment, "pooled", pooled, model),
+
+    def train(name: str, data: FederatedData) -> Result:
+        cohort = data.num_clients
+        return report.trained(experiment, name, data, model, cohort_size=cohort)
+
+    return {
+        "FedAvg": train("fedavg", data),
+        "all pooled": train("pooled", _one_client(data, data.train.examples)),
+    } | {
+        hospital: train(hospital, _one_client(data, data.train.client(i)))
+        for i, hospital in enumerate(data.client_ids)
     }
-    for i, hospital in enumerate(data.client_ids):
-        own = _one_client(data, data.train.client(i))
-        results[hospital] = _train(experiment, hospital, own, model)
-    return results
 
 
 def _one_client(
@@ -81,34 +84,17 @@ def _one_client(
 
     One training client is plain SGD, and the test patients keep their hospitals.
     """
-    offsets = np.full(data.num_clients + 1, len(examples["y"]))
-    offsets[0] = 0
+    offsets = np.r_[0, np.full(data.num_clients, len(examples["y"]))]
     return dataclasses.replace(data, train=Packed(examples, offsets))
-
-
-def _train(
-    experiment: Experiment, name: str, data: FederatedData, model: Model
-) -> Result:
-    return report.recorded(
-        experiment,
-        name,
-        fedavg.make(experiment.algorithm, model.loss),
-        data,
-        model,
-        rounds=experiment.rounds,
-        cohort_size=data.num_clients,
-        progress=True,
-        # Folders may be moved.
-        record=vars(experiment) | {"path": None, "out": None},
-    )
 
 
 def accuracy(result: Result) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation over seeds of the test accuracy per hospital, [N] each."""
     by_seed = result.client_metrics["test_accuracy"]
-    if len(by_seed) == 1:
-        return by_seed[0], np.full(by_seed.shape[1], np.nan)
-    return by_seed.mean(0), by_seed.std(0, ddof=1)
+    std = (
+        by_seed.std(0, ddof=1) if len(by_seed) > 1 else np.full_like(by_seed[0], np.nan)
+    )
+    return by_seed.mean(0), std
 
 
 def table(results: dict[str, Result], data: FederatedData) -> Table:
@@ -137,11 +123,9 @@ def plot(results: dict[str, Result], data: FederatedData, path: Path) -> None:
     """Bars of test accuracy per hospital: FedAvg, itself alone, all pooled."""
     figure, axes = report.panels(7, 3.6, columns=1)
     places = np.arange(data.num_clients)
-    alone = [accuracy(results[h]) for h in data.client_ids]
+    alone = np.array([accuracy(results[h]) for h in data.client_ids])
     bars = {
-        "each hospital alone": np.array(
-            [[v[i] for v in a] for i, a in enumerate(alone)]
-        ).T,
+        "each hospital alone": np.diagonal(alone, axis1=0, axis2=2),
         "FedAvg": accuracy(results["FedAvg"]),
         "all pooled": accuracy(results["all pooled"]),
     }

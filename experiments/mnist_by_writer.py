@@ -52,10 +52,9 @@ class Experiment:
     out: Path = Path("runs/mnist_by_writer")
 
     def __post_init__(self):
-        check.one_of(("mlp", "cnn"), model=self.model)
         # Both in every hand.
         check.in_range(0.05, 0.95, test_fraction=self.test_fraction)
-        report.check_counts(self)
+        report.check_types(self)
         check.in_range(1, 539, cohort_size=self.cohort_size)  # all writers
 
 
@@ -92,18 +91,8 @@ def run(experiment: Experiment) -> tuple[Result, dict[str, Accuracies]]:
     data = _load(experiment, "train", experiment.test_fraction)
     new = _load(experiment, "test", 1.0)
     model = models.emnist_cnn(10) if experiment.model == "cnn" else models.mlp(784, 10)
-    result = report.recorded(
-        experiment,
-        "",
-        fedavg.make(experiment.algorithm, model.loss),
-        data,
-        model,
-        rounds=experiment.rounds,
-        cohort_size=experiment.cohort_size,
-        progress=True,
-        # Folders may be moved.
-        record=vars(experiment) | {"path": None, "out": None},
-    )
+    cohort = experiment.cohort_size
+    result = report.trained(experiment, "", data, model, cohort_size=cohort)
     params = jax.tree.map(np.asarray, result.params)
     _, of_new = compile_evaluation(model.metrics, new, ("test",))(params)
     return result, {
@@ -136,12 +125,11 @@ def table(result: Result, accuracies: dict[str, Accuracies]) -> Table:
             ("  students", all_writers.of(student)),
         ):
             values, sizes = writers.values, writers.sizes
-            by_seed = (
+            pooled, low = (
                 values @ sizes / sizes.sum(),
-                values.mean(1),
                 np.percentile(values, 10, axis=1),
             )
-            shown = (spread(100 * v, ".2f") for v in by_seed)
+            shown = (spread(100 * v, ".2f") for v in (pooled, values.mean(1), low))
             rows.append((label, f"{len(sizes)}", *shown))
     columns = ("tested on", "clients", "all digits", "mean client", "client p10")
     title = f"accuracy in % after {result.rounds} rounds"
@@ -152,12 +140,9 @@ def table(result: Result, accuracies: dict[str, Accuracies]) -> Table:
 def plot(result: Result, accuracies: dict[str, Accuracies]) -> Any:
     """Accuracy over rounds, and how it spreads over the writers at the end."""
     figure, (curves, shares) = report.panels(11, 3.6)
-    for name, label in (
-        ("test_accuracy", "all digits"),
-        ("test_accuracy_client_mean", "mean client"),
-        ("test_accuracy_client_p10", "10th percentile of clients"),
-    ):
-        result.draw(curves, name, label=label)
+    names = ("all digits", "mean client", "10th percentile of clients")
+    for end, label in zip(("", "_client_mean", "_client_p10"), names, strict=True):
+        result.draw(curves, f"test_accuracy{end}", label=label)
     curves.set_title("held-out digits of the training writers", size=9)
     curves.set(xlabel="round", ylabel="accuracy")
     for name, writers in accuracies.items():

@@ -10,6 +10,7 @@ in others where its guesses differ.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,16 +23,8 @@ from rich.console import Console
 from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import npfl
 from fedjax_core.datasets.networks import related_tasks
-from fedjax_core.experiments.report import (
-    Page,
-    alike,
-    band,
-    check_each,
-    claims_table,
-    decibels,
-    panels,
-    write_csv,
-)
+from fedjax_core.experiments import report
+from fedjax_core.experiments.report import decibels
 from fedjax_core.networks import builders, labelled, policies, spectrum
 from fedjax_core.networks.graph import num_neighbours
 from fedjax_core.networks.plots import COLORS
@@ -135,7 +128,7 @@ class Experiment:
     def __post_init__(self):
         check.positive_int(num_nodes=self.num_nodes, num_seeds=self.num_seeds)
         check.in_range(10, 10**6, rounds=self.rounds)
-        check_each(lambda **x: check.in_range(0, 1, **x), taus=self.taus)
+        report.check_each(self, functools.partial(check.in_range, 0, 1), "taus")
         for name in self.settings:
             check.one_of(("thesis", *SETTINGS), settings=name)
         for name in self.policies:
@@ -194,24 +187,13 @@ def configs(experiment: Experiment) -> dict[str, npfl.Config]:
 def drawn(experiment: Experiment, *, apart: bool = True) -> labelled.Draw:
     """The data of a seed; all nodes are of one cluster unless they are `apart`."""
     e = experiment
+    laws = e.num_features, e.sizes, e.spread, e.noise_variance
 
     def draw(key):
-        tasks = related_tasks(
-            key,
-            e.num_nodes,
-            e.num_clusters,
-            e.num_features,
-            e.sizes,
-            e.spread,
-            e.noise_variance,
-        )
-        return labelled.Nodes(
-            cluster=tasks.cluster if apart else 0 * tasks.cluster,
-            train=tasks.train[:3],
-            valid=tasks.valid[:3],
-            test=tasks.test[:3],
-            truth=tasks.train.w_true,
-        )
+        tasks = related_tasks(key, e.num_nodes, e.num_clusters, *laws)
+        cluster = tasks.cluster if apart else 0 * tasks.cluster
+        train, valid, test = (x[:3] for x in (tasks.train, tasks.valid, tasks.test))
+        return labelled.Nodes(cluster, train, valid, test, tasks.train.w_true)
 
     return draw
 
@@ -276,23 +258,17 @@ def roughness(values: np.ndarray) -> np.ndarray:
 def levels(experiment: Experiment, found: Mapping[str, Result]) -> Table:
     """What every method reaches, beside the reference where it is of the same."""
     free = {"taus", "num_seeds", "seed", "settings", "out"}
-    comparable = alike(experiment, PRESETS["default"], free)
+    comparable = report.alike(experiment, PRESETS["default"], free)
     rows = []
     for name, result in found.items():
         end = level(result)
         spread = decibels(end).std(ddof=1) if len(end) > 1 else 0.0
-        known = REFERENCE.get(name) if comparable else None
-        rows.append(
-            (
-                name,
-                f"{decibels(level(result, 'start').mean()):.2f}",
-                f"{decibels(end.mean()):.2f} ± {spread:.1f}",
-                "" if known is None else f"{known:.1f}",
-                f"{decibels(level(result, metric='printed_deviation').mean()):.2f}",
-                f"{level(result, metric='test_mse').mean():.3g}",
-                f"{result.train['tau'][:, -1].mean():.3f}",
-            )
-        )
+        seen = (level(result, "start"), end, level(result, metric=METRICS[1]))
+        start, last, printed = (f"{decibels(values.mean()):.2f}" for values in seen)
+        known = f"{REFERENCE[name]:.1f}" if comparable and name in REFERENCE else ""
+        error = f"{level(result, metric='test_mse').mean():.3g}"
+        tau = f"{result.train['tau'][:, -1].mean():.3f}"
+        rows.append((name, start, f"{last} ± {spread:.1f}", known, printed, error, tau))
     header = ("method", "start, dB", "end, dB", "reference", "as printed, dB")
     title = f"Deviations of {experiment.num_seeds} runs, ± that of a run"
     return Table(title, (*header, "test error", "mean tau"), rows)
@@ -343,12 +319,8 @@ def claims(
     said += [better_near("6.2", name, BEST) for name in learned]
     said.append(better("6.2", SAC, DPG))
     if {BATCH_DPG, BATCH_SAC} <= set(learned):
-        said += [
-            better("6.2", BATCH_SAC, BATCH_DPG),
-            better("6.2", BATCH_DPG, DPG),
-            better_near("6.2", BATCH_DPG, DPG),
-            smoother(found),
-        ]
+        said += [better("6.2", BATCH_SAC, BATCH_DPG), better("6.2", BATCH_DPG, DPG)]
+        said += [better_near("6.2", BATCH_DPG, DPG), smoother(found)]
     said += weights(found)
     return [*said, better("none", GREEDY, SAC)] if GREEDY in found else said
 
@@ -365,6 +337,7 @@ def smoother(found: Mapping[str, Result]) -> Claim:
 
 def weights(found: Mapping[str, Result]) -> list[Claim]:
     """What the text says of the weights: of thirds of nodes by their rows."""
+    few, _, many = WEIGHTS
     paths = {name: found[name].train for name in (DPG, SAC)}
     bends = {
         name: np.mean([roughness(p[f"tau_{k}"]) for k in ("fewest", "most")], 0)
@@ -372,9 +345,7 @@ def weights(found: Mapping[str, Result]) -> list[Claim]:
     }
     early = max(1, paths[SAC]["tau"].shape[1] // 10 - 1)
     speed = {
-        name: np.mean(
-            [abs(p[k][:, early] - p[k][:, 0]) for k in ("tau_few", "tau_many")], 0
-        )
+        name: np.mean([abs(p[k][:, early] - p[k][:, 0]) for k in (few, many)], 0)
         for name, p in paths.items()
     }
     said = [
@@ -385,16 +356,14 @@ def weights(found: Mapping[str, Result]) -> list[Claim]:
         for rows in ("few", "some", "many"):
             tau = np.asarray(path[f"tau_{rows}"], np.float64)
             first, soon, last = tau[:, 0], tau[:, early], tau[:, -1]
-            text, rise = f"{name}: tau of {rows} rows", soon - first
+            gains = {"rises at first": soon - first, "falls afterwards": soon - last}
             if rows == "many":
-                said.append(Claim(f"{text} falls at first", "6.3", -rise))
-            else:
-                said.append(Claim(f"{text} rises at first", "6.3", rise))
-                said.append(Claim(f"{text} falls afterwards", "6.3", soon - last))
+                gains = {"falls at first": first - soon}
             if rows != "few":
-                ends = f"{text} ends below half of its first"
-                said.append(Claim(ends, "6.3", first / 2 - last))
-        apart = path["tau_few"][:, -1] - path["tau_many"][:, -1]
+                gains["ends below half of its first"] = first / 2 - last
+            text = f"{name}: tau of {rows} rows"
+            said += [Claim(f"{text} {what}", "6.3", d) for what, d in gains.items()]
+        apart = path[few][:, -1] - path[many][:, -1]
         said.append(Claim(f"{name}: tau of few rows > of many, end", "6.3", apart))
     return said
 
@@ -405,7 +374,7 @@ def orderings(experiment: Experiment, said: Sequence[Claim]) -> Table:
         "Orderings, < is less error: sign-flip permutation test, paired over "
         f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
     )
-    tested = claims_table(title, [claim[:3] for claim in said], "+.3g")
+    tested = report.claims_table(title, [claim[:3] for claim in said], "+.3g")
     rows = []
     for row, (*_, dB) in zip(tested.rows, said, strict=True):
         same = "" if dB is None else f"{dB.mean():+.2f} dB, {verdict_of(dB)}"
@@ -418,17 +387,15 @@ def overview(said: Mapping[str, Sequence[Claim]]) -> Table:
     rows = []
     for same in zip(*said.values(), strict=True):
         verdicts = [verdict_of(claim.gain) for claim in same]
-        pairs = zip(said, verdicts, strict=True)
-        held = [setting for setting, verdict in pairs if verdict == "held"]
-        where = ", ".join(held) or "none"
-        rows.append((same[0].text, same[0].figure, *verdicts, where))
+        held = itertools.compress(said, (verdict == "held" for verdict in verdicts))
+        rows.append((*same[0][:2], *verdicts, ", ".join(held) or "none"))
     header = ("claim", "figure", *said, "held in")
     return Table("Verdicts on errors and weights, by setting", header, rows)
 
 
 def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
     """The three figures in four panels: means, and 10 to 90 % of the runs."""
-    figure, axes = panels(12, 8, 2, 2)
+    figure, axes = report.panels(12, 8, 2, 2)
     (left, right), below = axes
     learned = [NFL, *(fixed(tau) for tau in experiment.taus)]
     for panel, names, title in (
@@ -439,9 +406,8 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             at, values = found[name].series("deviation")
             low, high = np.quantile(decibels(values), [0.1, 0.9], axis=0)
             middle = decibels(values.astype(np.float64).mean(0))
-            band(panel, at, middle, low, high, color, name, "-")
+            report.band(panel, at, middle, low, high, color, name, "-")
         panel.set(xlabel="round", ylabel="deviation, dB", title=title)
-        panel.legend(frameon=False, fontsize=8)
     for panel, name in zip(below, (DPG, SAC), strict=True):
         train = found[name].train
         groups = (("few", "fewest"), ("some", "median"), ("many", "most"))
@@ -450,10 +416,11 @@ def draw(experiment: Experiment, found: Mapping[str, Result]) -> Any:
             at = np.arange(1, tau.shape[1] + 1)
             low, high = np.quantile(tau, [0.1, 0.9], axis=0)
             third = f"a third with {rows} rows"
-            band(panel, at, tau.mean(0), low, high, color, third, "-")
+            report.band(panel, at, tau.mean(0), low, high, color, third, "-")
             own = train[f"tau_{one}"][0]
             panel.plot(at, own, ":", color=color, label=f"{one} rows, first run")
         panel.set(xlabel="round", ylabel="tau", title=f"6.3: {name}")
+    for panel in axes.ravel():
         panel.legend(frameon=False, fontsize=8)
     return figure
 
@@ -477,7 +444,7 @@ def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]
 def main(experiment: Experiment) -> None:
     """Runs all methods in all settings, draws them and writes one page."""
     e, found, said, left = experiment, {}, {}, {}
-    page = Page("How much to learn from other clusters", NOTES, e.out)
+    page = report.Page("How much to learn from other clusters", NOTES, e.out)
     for setting in e.settings:
         found[setting] = measure(e, setting, page.console)
         own = in_setting(e, setting)
@@ -496,5 +463,5 @@ def main(experiment: Experiment) -> None:
         )
         page.add(levels(own, methods), orderings(own, said[setting]))
         page.draw(f"npfl_rl_{setting.replace(' ', '_')}", draw(own, methods))
-    write_csv(e.out / "npfl_rl.csv", lines(found))
+    report.write_csv(e.out / "npfl_rl.csv", lines(found))
     page.write("npfl_rl")

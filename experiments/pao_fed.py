@@ -21,7 +21,8 @@ from jax import lax
 from fedjax_core import Result, check, random
 from fedjax_core.algorithms.networks import pao_fed
 from fedjax_core.datasets import calcofi, streams
-from fedjax_core.experiments.report import Page, band, decibels, panels, write_csv
+from fedjax_core.experiments import report
+from fedjax_core.experiments.report import decibels
 from fedjax_core.networks.run import run
 from fedjax_core.networks.streaming import World, featurise, held_out_error
 from fedjax_core.networks.theory.partial_sharing import largest_step_sizes
@@ -59,8 +60,7 @@ class Experiment:
         check.positive_int(num_runs=self.num_runs, num_clients=self.num_clients)
         check.in_range(100, 10**6, iterations=self.iterations)
         check.in_range(50, 10**6, num_features=self.num_features)
-        for figure in self.figures:
-            check.one_of(FIGURES, figures=figure)
+        report.check_each(self, FIGURES, "figures")
 
 
 PRESETS = {
@@ -130,13 +130,11 @@ def world_of(experiment: Experiment, setting: str) -> Callable[[Key], World]:
 
 def curves(experiment: Experiment) -> dict[str, list[Curve]]:
     """What is drawn, by panel: the figure's number and a letter."""
+    ideal, late, rare = "no stragglers", "long delays", "rare and late"
 
     def of(setting, name, as_fast_as="", label="", **changes):
-        late = {
-            "long delays": {"max_delay": 5},
-            "rare and late": {"max_delay": 60, "delay_unit": 10},
-        }
-        changes = late.get(setting, {}) | changes
+        own = {late: {"max_delay": 5}, rare: {"max_delay": 60, "delay_unit": 10}}
+        changes = own.get(setting, {}) | changes
         config = dataclasses.replace(pao_fed.METHODS[name], **changes)
         short = label or name.removeprefix("PAO-Fed-")
         return Curve(setting, short, config, as_fast_as)
@@ -144,11 +142,9 @@ def curves(experiment: Experiment) -> dict[str, list[Curve]]:
     def pao(*names, setting="base"):
         return [of(setting, f"PAO-Fed-{name}") for name in names]
 
-    def u1(m):
-        return of("base", "PAO-Fed-U1", label=f"U1, m = {m}", num_shared=m)
-
-    def c2(m):
-        return of("base", "PAO-Fed-C2", label=f"C2, m = {m}", num_shared=m)
+    def sized(which, m):
+        label = f"{which}, m = {m}"
+        return of("base", f"PAO-Fed-{which}", label=label, num_shared=m)
 
     def fed_sgd(setting="base", like="U1"):
         return of(setting, "Online-FedSGD", like)
@@ -159,39 +155,27 @@ def curves(experiment: Experiment) -> dict[str, list[Curve]]:
 
     m = round(0.2 * experiment.num_features)  # and a tenth of clients: 2 %
     pso = of("base", "PSO-Fed", "U1", num_shared=m)
-    ideal = "no stragglers"
-    fast = of("long delays", "PAO-Fed-C2", step_size=0.95)
+    fast = of(late, "PAO-Fed-C2", step_size=0.95)
     full = [
         of("base", f"PAO-Fed-{v}", label=f"{v}, full downlink", full_downlink=True)
         for v in ("U1", "C2")
     ]
+    ones, sizes = ("C1", "U1"), [sized("U1", 1), *pao("U1"), sized("U1", 32)]
     found = {
         "4.2a": pao("C0", "U0", "C1", "U1"),
-        "4.2b": [u1(1), *pao("U1"), u1(32)],
+        "4.2b": sizes,
         "4.2c": pao("C1", "U1", "C2", "U2"),
         "4.3a": [*pao("U1", "U2"), pso, online_fed(0.02), fed_sgd()],
         "4.3b": [
-            *(u1(1), *pao("U1"), u1(32), c2(1), *pao("C2"), c2(32)),
+            *(*sizes, sized("C2", 1), *pao("C2"), sized("C2", 32)),
             *(online_fed(0.02), online_fed(0.5), fed_sgd()),
         ],
-        "4.3c": [
-            *pao("C1", "U1", "C2"),
-            *pao("C1", "U1", setting=ideal),
-            fed_sgd(ideal),
-        ],
+        "4.3c": [*pao("C1", "U1", "C2"), *pao(*ones, setting=ideal), fed_sgd(ideal)],
         "4.4": [*pao("U1", "C2", setting="CalCOFI"), fed_sgd("CalCOFI")],
-        "4.5": [
-            *(*pao("U1", "C2"), pso, online_fed(0.5)),
-            of("base", "SignSGD", "U1"),
-        ],
+        "4.5": [*pao("U1", "C2"), pso, online_fed(0.5), of("base", "SignSGD", "U1")],
         "4.6a": [*pao("U1", "C2"), *full],
-        "4.6b": [
-            *(*pao("U1", setting="long delays"), fast, fed_sgd("long delays", "C2")),
-        ],
-        "4.6c": [
-            *pao("U1", "C2", setting="rare and late"),
-            fed_sgd("rare and late"),
-        ],
+        "4.6b": [*pao("U1", setting=late), fast, fed_sgd(late, "C2")],
+        "4.6c": [*pao("U1", "C2", setting=rare), fed_sgd(rare)],
     }
     return {k: v for k, v in found.items() if k[:3] in experiment.figures}
 
@@ -322,17 +306,14 @@ Findings = Mapping[tuple[str, str], Finding]
 def find(experiment: Experiment) -> Findings:
     """Runs every curve once."""
     e, found = experiment, {}
-    every = {
-        (curve.setting, curve.name): curve
-        for panel in curves(e).values()
-        for curve in panel
-    }
-    by_setting = sorted(every, key=lambda pair: list(settings(e)).index(pair[0]))
-    for setting, group in itertools.groupby(by_setting, lambda pair: pair[0]):
+    every = {curve[:2]: curve for panel in curves(e).values() for curve in panel}
+    for setting, streams_of in settings(e).items():
+        group = [curve for curve in every.values() if curve.setting == setting]
+        if not group:
+            continue
         world = world_of(e, setting)
-        for _, name in group:
-            curve = every[setting, name]
-            config = curve.config
+        for curve in group:
+            name, config = curve.name, curve.config
             if curve.as_fast_as:
                 like = every[setting, curve.as_fast_as]
                 step = tune(e, world, curve, like)
@@ -345,7 +326,7 @@ def find(experiment: Experiment) -> Findings:
                 progress=False,
                 run_dir=e.out / "runs" / setting / name,
                 resume=True,
-                record=settings(e)[setting],
+                record=streams_of,
             )
             found[setting, name] = Finding(config, result)
     return found
@@ -353,24 +334,23 @@ def find(experiment: Experiment) -> Findings:
 
 def cells(found: Findings) -> list[dict[str, Any]]:
     """A line for every curve, as in table.csv."""
-    lines = []
-    for (setting, name), finding in found.items():
+
+    def line(setting: str, name: str, finding: Finding) -> dict[str, Any]:
         end, whole = finding.level(), found.get((setting, "Online-FedSGD"))
         share = np.nan if whole is None else 1 - finding.total_bytes / whole.total_bytes
-        lines.append(
-            {
-                "setting": setting,
-                "method": name,
-                "step_size": round(finding.config.step_size, 5),
-                "end_db": float(end.mean()),
-                "std_db": float(end.std(ddof=1)) if len(end) > 1 else np.nan,
-                "reference_db": REFERENCE.get(setting, {}).get(name, np.nan),
-                "bits_of_a_client": finding.bits,
-                "saving": float(np.mean(share)),
-                "values_db": " ".join(f"{v:.5g}" for v in end),
-            }
-        )
-    return lines
+        return {
+            "setting": setting,
+            "method": name,
+            "step_size": round(finding.config.step_size, 5),
+            "end_db": float(end.mean()),
+            "std_db": float(end.std(ddof=1)) if len(end) > 1 else np.nan,
+            "reference_db": REFERENCE.get(setting, {}).get(name, np.nan),
+            "bits_of_a_client": finding.bits,
+            "saving": float(np.mean(share)),
+            "values_db": " ".join(f"{v:.5g}" for v in end),
+        }
+
+    return [line(*cell, finding) for cell, finding in found.items()]
 
 
 def verdicts(experiment: Experiment, found: Findings) -> list[tuple[str, ...]]:
@@ -384,16 +364,15 @@ def verdicts(experiment: Experiment, found: Findings) -> list[tuple[str, ...]]:
 
     for figure, better, worse, when in claims(experiment):
         gain = found[worse].level(when) - found[better].level(when)
-        setting = better[0]
-        add(figure, f"{better[1]} > {worse[1]}", setting, when, gain)
+        add(figure, f"{better[1]} > {worse[1]}", better[0], when, gain)
     gaps = [
         found[s, "U1"].level() - found[s, "C2"].level()
         for s in ("rare and late", "base")
         if {(s, "U1"), (s, "C2")} <= found.keys()
     ]
     if len(gaps) == 2:
-        claim = "C2 - U1 is more than in base"
-        add("4.6c", claim, "rare and late", "end", gaps[0] - gaps[1])
+        more = "C2 - U1 is more than in base", "rare and late", "end"
+        add("4.6c", *more, gaps[0] - gaps[1])
     return rows
 
 
@@ -459,7 +438,7 @@ def draw(experiment: Experiment, found: Findings) -> Any:
     """All panels: medians over runs, bands from the 10th to the 90th percentile."""
     shown = curves(experiment)
     rows = -(-len(shown) // 3)
-    figure, axes = panels(13, 3.6 * rows, rows, 3, squeeze=False)
+    figure, axes = report.panels(13, 3.6 * rows, rows, 3, squeeze=False)
     for at in axes.ravel()[len(shown) :]:
         at.set_axis_off()
     for at, (panel, group) in zip(axes.ravel(), shown.items(), strict=False):
@@ -467,18 +446,15 @@ def draw(experiment: Experiment, found: Findings) -> Any:
         for k, curve in enumerate(group):
             finding = found[curve.setting, curve.name]
             label = f"{curve.name} ({curve.setting})" if several else curve.name
+            look = {"color": f"C{k}", "label": label}
             if panel == "4.3b":
-                load, end = (
-                    finding.total_bytes.mean() / 125 / experiment.iterations,
-                    finding.level(),
-                )
-                at.errorbar(
-                    load, end.mean(), end.std(), fmt="o", color=f"C{k}", label=label
-                )
+                end = finding.level()
+                load = finding.total_bytes.mean() / 125 / experiment.iterations
+                at.errorbar(load, end.mean(), end.std(), fmt="o", **look)
                 continue
             x, y = finding.result.evaluated, decibels(finding.error)
             low, middle, high = np.percentile(y, (10, 50, 90), axis=0)
-            band(at, x, middle, low, high, f"C{k}", label, "-")
+            report.band(at, x, middle, low, high, **look, line="-")
         at.set(title=panel, xlabel="iteration", ylabel="test error, dB")
         if panel == "4.3b":
             at.set(xlabel="kilobits of all clients in an iteration", xscale="log")
@@ -496,8 +472,7 @@ def main(experiment: Experiment) -> None:
             return "" if np.isnan(value) else f"{value:.4g}"
         return str(value)
 
-    shown = [name for name in lines[0] if name != "values_db"]
-    runs = experiment.num_runs
+    runs, shown = experiment.num_runs, [*lines[0]][:-1]  # but for single values
     tables = [
         Table(
             f"Test error over the last tenth, {runs} runs",
@@ -516,9 +491,11 @@ def main(experiment: Experiment) -> None:
             alike(found),
         ),
     ]
-    page = Page("Asynchronous online learning", limits(experiment), experiment.out)
+    page = report.Page(
+        "Asynchronous online learning", limits(experiment), experiment.out
+    )
     page.add(*tables)
     page.draw("pao_fed", draw(experiment, found))
     page.write("summary")
-    rows = [list(line.values()) for line in lines]
-    write_csv(experiment.out / "table.csv", [list(lines[0]), *rows])
+    rows = [list(lines[0]), *(list(line.values()) for line in lines)]
+    report.write_csv(experiment.out / "table.csv", rows)

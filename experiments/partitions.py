@@ -5,7 +5,6 @@ a table, draws one panel per partitioner.
 """
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from rich.table import Table
 from fedjax_core import check
 from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import digits, partition, plots
-from fedjax_core.experiments.report import write
+from fedjax_core.experiments import report
 
 _INK, _PAPER = "#5a5a5a", "#f5f5f2"
 
@@ -51,11 +50,7 @@ class Experiment:
         check.non_negative(sigma=self.sigma)
         check.seed(seed=self.seed)
         check.in_range(0, 1, gamma=self.gamma)
-        check.positive_int(
-            num_clients=self.num_clients,
-            num_classes=self.num_classes,
-            num_clusters=self.num_clusters,
-        )
+        report.check_types(self, "seed")
         check.in_range(1, 10, num_classes=self.num_classes)
         # Every digit needs a client; with more than 50, bubbles are too small to see.
         fewest = -(-10 // self.num_classes)
@@ -112,49 +107,29 @@ def run(experiment: Experiment) -> list[Split]:
     dataset = Dataset(
         **{name: {**a, "digit": a["y"]} for name, a in dataset.splits.items()}
     )
-    n, seed = e.num_clients, e.seed
-    k, clusters = e.num_classes, e.num_clusters
-    swapped = partition.label_swap(dataset, n, clusters, seed)
-    permuted = partition.label_permutation(dataset, n, clusters, seed)
-    turned = partition.domains(_turned(dataset, clusters), n // clusters, seed)
-    dirichlets: list[tuple[str, Callable[..., FederatedData]]] = [
-        ("dirichlet", partition.dirichlet),
-        ("dirichlet_by_client", partition.dirichlet_by_client),
-        ("alternating_dirichlet", partition.alternating_dirichlet),
-    ]
-    return [
-        Split("iid", "", partition.iid(dataset, n, seed)),
+    n, seed, k, clusters = e.num_clients, e.seed, e.num_classes, e.num_clusters
+    ways: list[tuple[str, str, tuple[Any, ...]]] = [
+        ("iid", "", ()),
         *(
-            Split(name, f"alpha = {e.alpha:g}", split(dataset, n, e.alpha, seed))
-            for name, split in dirichlets
+            (name, f"alpha = {e.alpha:g}", (e.alpha,))
+            for name in ("dirichlet", "dirichlet_by_client", "alternating_dirichlet")
         ),
-        Split(
-            "pathological",
-            f"{k} shards each",
-            partition.pathological(dataset, n, k, seed),
-        ),
-        Split(
-            "classes_per_client",
-            f"exactly {k}",
-            partition.classes_per_client(dataset, n, k, seed),
-        ),
-        Split(
-            "log_normal",
-            f"sigma = {e.sigma:g}",
-            partition.log_normal(dataset, n, e.sigma, seed),
-        ),
-        Split(
-            "balancedness",
-            f"G = {e.gamma:g}",
-            partition.balancedness(dataset, n, e.gamma, None, seed),
-        ),
-        Split(
-            "balancedness",
-            f"G = {e.gamma:g}, {k} classes",
-            partition.balancedness(dataset, n, e.gamma, k, seed),
-        ),
-        Split("label_swap", f"{clusters} clusters", *swapped),
-        Split("label_permutation", f"{clusters} clusters", *permuted),
+        ("pathological", f"{k} shards each", (k,)),
+        ("classes_per_client", f"exactly {k}", (k,)),
+        ("log_normal", f"sigma = {e.sigma:g}", (e.sigma,)),
+        ("balancedness", f"G = {e.gamma:g}", (e.gamma, None)),
+        ("balancedness", f"G = {e.gamma:g}, {k} classes", (e.gamma, k)),
+        ("label_swap", f"{clusters} clusters", (clusters,)),
+        ("label_permutation", f"{clusters} clusters", (clusters,)),
+    ]
+    splits = []
+    for name, setting, numbers in ways:
+        made: Any = getattr(partition, name)(dataset, n, *numbers, seed)
+        own = made if isinstance(made, tuple) else (made,)  # with clusters, or without
+        splits.append(Split(name, setting, *own))
+    turned = partition.domains(_turned(dataset, clusters), n // clusters, seed)
+    return [
+        *splits,
         Split("domains", f"{clusters} rotations", *turned),
         Split("natural", "by ink", partition.natural(_inked(dataset, n), "ink")),
         Split("contiguous", "as in the file", partition.contiguous(dataset, n)),
@@ -164,16 +139,17 @@ def run(experiment: Experiment) -> list[Split]:
 def _turned(dataset: Dataset, num_domains: int) -> dict[str, Dataset]:
     """The images dealt to domains, which turn them by multiples of 90 degrees."""
     parts = partition.iid(dataset, num_domains)
-    turned = {}
-    for i in range(num_domains):
-        splits = {}
-        for name, split in parts.splits.items():
-            part = split.client(i)
-            images = part["x"].reshape(-1, 8, 8)
-            x = np.rot90(images, i, axes=(1, 2)).reshape(-1, 64)
-            splits[name] = {**part, "x": x}
-        turned[f"{90 * i} degrees"] = Dataset(**splits)
-    return turned
+
+    def turn(part, i):
+        x = np.rot90(part["x"].reshape(-1, 8, 8), i, axes=(1, 2)).reshape(-1, 64)
+        return {**part, "x": x}
+
+    return {
+        f"{90 * i} degrees": Dataset(
+            **{name: turn(split.client(i), i) for name, split in parts.splits.items()}
+        )
+        for i in range(num_domains)
+    }
 
 
 def _inked(dataset: Dataset, num_groups: int) -> Dataset:
@@ -215,28 +191,16 @@ def table(splits: list[Split]) -> Table:
     for column in ("min", "median", "max", "classes", "distance"):
         out.add_column(column, justify="right", no_wrap=True)
     for split in splits:
-        s = summarise(split)
-        out.add_row(
-            split.name,
-            split.setting,
-            f"{s.smallest}",
-            f"{s.median:g}",
-            f"{s.largest}",
-            f"{s.num_classes:.1f}",
-            f"{s.distance:.2f}",
-        )
+        numbers = zip(summarise(split), ("", "g", "", ".1f", ".2f"), strict=True)
+        shown = (format(number, form) for number, form in numbers)
+        out.add_row(split.name, split.setting, *shown)
     return out
 
 
 def plot(splits: list[Split], path: Path | None = None) -> Any:
-    """Draws one panel per split.
+    """Draws one panel per split of digits, with the array "digit" besides labels "y".
 
-    Args:
-      splits: of digits, with the array "digit" besides the labels "y".
-      path: file to write; without it the figure is only returned.
-
-    Returns:
-      The matplotlib `Figure`.
+    Returns the matplotlib `Figure`, written to a file if there is a path.
     """
     from matplotlib.figure import Figure
 
@@ -277,7 +241,7 @@ def plot(splits: list[Split], path: Path | None = None) -> Any:
         _head(strip, split, bars)
     _key(place(len(splits), 0, height), num_clients, full)
     if path is not None:
-        write(figure, path, dpi=130)
+        report.write(figure, path, dpi=130)
     return figure
 
 
@@ -299,15 +263,8 @@ def _head(strip: Any, split: Split, bars: float) -> None:
         (0, 0.06, "left", split.setting, {"size": 8.5, "color": _INK}),
         (1, 0.06, "right", numbers, {"size": 8.5, "color": _INK}),
     ):
-        strip.text(
-            x,
-            1 + y / bars,
-            text,
-            ha=align,
-            va="bottom",
-            transform=strip.transAxes,
-            **style,
-        )
+        style |= {"ha": align, "va": "bottom", "transform": strip.transAxes}
+        strip.text(x, 1 + y / bars, text, **style)
 
 
 def _key(axes: Any, num_clients: int, full: float) -> None:

@@ -22,7 +22,7 @@ from fedjax_core.algorithms import (
     pfedme,
 )
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import check_counts, show
+from fedjax_core.experiments import report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(client_lr=self.client_lr)
-        check_counts(self)
+        report.check_types(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -108,4 +108,4 @@ def make_study(experiment: Experiment) -> study.Study:
 
 def main(experiment: Experiment) -> None:
     """Runs the study, prints its tables and says where the page is."""
-    show(study.run(make_study(experiment), experiment.out))
+    report.show(study.run(make_study(experiment), experiment.out))

@@ -24,16 +24,7 @@ from fedjax_core import Dataset, Result, check
 from fedjax_core.algorithms.networks import pgfl
 from fedjax_core.datasets import medmnist, mnist
 from fedjax_core.datasets.servers import class_pairs, related_lines
-from fedjax_core.experiments.report import (
-    Page,
-    alike,
-    band,
-    check_each,
-    claims_table,
-    decibels,
-    panels,
-    write_csv,
-)
+from fedjax_core.experiments import report
 from fedjax_core.networks import builders, served
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
@@ -57,14 +48,10 @@ REFERENCE = {
     "5.1c": {fixed(0.2): {300: -14.4}, CLUSTER_FL: {300: -7.4}},
     "5.2": {
         fixed(tau): {200: level}
-        for tau, level in {
-            0: -12.6,
-            0.1: -14.2,
-            0.2: -14.4,
-            0.4: -14.2,
-            0.6: -13.7,
-            0.8: -12.5,
-        }.items()
+        for tau, level in (
+            *((0, -12.6), (0.1, -14.2), (0.2, -14.4), (0.4, -14.2)),
+            *((0.6, -13.7), (0.8, -12.5)),
+        )
     },
     "5.3": {
         fixed(0): {20: -7.0, 300: -16.3},
@@ -82,14 +69,9 @@ PAIRS = (((1,), (8,)), ((1,), (9,)), ((7,), (8,)))
 TRIPLETS = (((1, 2, 3), (6, 7, 8)), ((1, 2, 3), (7, 8, 9)), ((1, 2, 3), (6, 8, 9)))
 BLADDER, LEFT_KIDNEY, RIGHT_KIDNEY, LIVER = 0, 4, 5, 6
 LEFT_LUNG, RIGHT_LUNG, SPLEEN = 7, 8, 10
-ALIKE = (
-    ((RIGHT_LUNG,), (LEFT_LUNG,)),
-    ((LIVER,), (LEFT_LUNG,)),
-    ((RIGHT_KIDNEY,), (LEFT_LUNG,)),
-)
+ALIKE = tuple(((x,), (LEFT_LUNG,)) for x in (RIGHT_LUNG, LIVER, RIGHT_KIDNEY))
 UNLIKE = (
-    ((SPLEEN,), (LEFT_LUNG,)),
-    ((LEFT_KIDNEY,), (BLADDER,)),
+    *(((SPLEEN,), (LEFT_LUNG,)), ((LEFT_KIDNEY,), (BLADDER,))),
     ((RIGHT_KIDNEY,), (RIGHT_LUNG,)),
 )
 
@@ -184,13 +166,12 @@ class Experiment:
     out: Path = Path("runs/pgfl")
 
     def __post_init__(self):
-        check.positive_int(num_seeds=self.num_seeds, every=self.every)
-        check.positive_int(num_images=self.num_images)
+        report.check_each(self, check.positive_int, "num_seeds", "every", "num_images")
         for name in ("rounds", "sweep_rounds", "image_rounds"):
             check.in_range(self.every, 10**6, **{name: getattr(self, name)})
-        check_each(check.fraction, taus=self.taus)
-        check_each(check.positive, firsts=self.firsts, decays=self.decays)
-        check_each(functools.partial(check.in_range, 0, 1), decays=self.decays)
+        report.check_each(self, check.fraction, "taus")
+        report.check_each(self, check.positive, "firsts", "decays")
+        report.check_each(self, functools.partial(check.in_range, 0, 1), "decays")
         for name in self.figures:
             check.one_of(FIGURES, figures=name)
         if not {0, 0.4} <= set(self.taus):
@@ -263,12 +244,9 @@ def configs(experiment: Experiment, name: str) -> dict[str, pgfl.Config]:
         )
     methods = dict(figure.methods)
     for x in numbers(e, figure.axis) if figure.axis else ():
-        budget = DynamicBudget(
-            x if figure.axis == "phi" else e.first,
-            x if figure.axis == "zeta" else e.decay,
-        )
-        tau = x if figure.axis == "tau" else 0.4
-        methods[f"{figure.axis} = {x:g}"] = {"tau": tau, "budget": budget}
+        at = {"tau": 0.4, "phi": e.first, "zeta": e.decay} | {figure.axis: x}
+        budget = DynamicBudget(at["phi"], at["zeta"])
+        methods[f"{figure.axis} = {x:g}"] = {"tau": at["tau"], "budget": budget}
     return {
         method: dataclasses.replace(base, **changes)
         for method, changes in methods.items()
@@ -283,18 +261,17 @@ ALL = {fixed(tau): {"tau": tau} for tau in (0.0, 0.2, 0.4)} | {
 }
 LARGE, MEDIUM = "tau = 0.6", "tau = 0.4 x 0.97^n"
 QUIET, APART = {"noise_std": 0.1}, {"spread": 0.5, "noise_std": 1.0}
+_OPEN: dict[str, Any] = {"private": False, "some": False}
+_ORGANS: dict[str, Any] = {"some": False, "sizes": (2, 2), "organs": True}
+_ORGANS["changes"] = {"clients": 3}
 
 FIGURES = {
-    "5.1a": Figure("all clients, no privacy", ALL, private=False, some=False),
+    "5.1a": Figure("all clients, no privacy", ALL, **_OPEN),
     "5.1a, less noise": Figure(
-        "all clients, no privacy, noise of 0.1", ALL, QUIET, private=False, some=False
+        "all clients, no privacy, noise of 0.1", ALL, QUIET, **_OPEN
     ),
     "5.1a, unlike tasks": Figure(
-        "all clients, no privacy, spread of 0.5, noise of 1",
-        ALL,
-        APART,
-        private=False,
-        some=False,
+        "all clients, no privacy, spread of 0.5, noise of 1", ALL, APART, **_OPEN
     ),
     "5.1b": Figure("some clients a round", ALL, private=False),
     "5.1c": Figure("some clients, privacy", ALL),
@@ -314,20 +291,14 @@ FIGURES = {
     "5.6a": Figure(
         "organs, tasks that are alike",
         {fixed(0): {}, LARGE: {"tau": 0.6}},
-        {"clients": 3},
-        some=False,
         tasks=ALIKE,
-        sizes=(2, 2),
-        organs=True,
+        **_ORGANS,
     ),
     "5.6b": Figure(
         "organs, unlike tasks",
         {fixed(0): {}, MEDIUM: {"tau": 0.4, "tau_decay": 0.97}},
-        {"clients": 3},
-        some=False,
         tasks=UNLIKE,
-        sizes=(2, 2),
-        organs=True,
+        **_ORGANS,
     ),
 }
 
@@ -384,10 +355,8 @@ def drawn(experiment: Experiment, figure: Figure) -> served.Draw:
         data = medmnist.load(e.organs, "organamnist", complete=False)
     else:
         data = mnist.load(e.mnist, complete=False)
-    train, test = pool(data, e.num_images)
-    return lambda key: class_pairs(
-        key, train, test, figure.tasks, e.num_servers, e.clients, figure.sizes
-    )
+    what = *pool(data, e.num_images), figure.tasks, e.num_servers, e.clients
+    return lambda key: class_pairs(key, *what, figure.sizes)
 
 
 def measure(experiment: Experiment, name: str, console: Console) -> dict[str, Result]:
@@ -427,7 +396,7 @@ def level(name: str, result: Result, when: str = "end") -> np.ndarray:
 def shown(name: str, values: np.ndarray) -> np.ndarray:
     """In dB or %."""
     if FIGURES[name].metric == "nmsd":
-        return decibels(values)
+        return report.decibels(values)
     return 100 * np.asarray(values, np.float64)
 
 
@@ -435,20 +404,19 @@ def levels(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Ta
     """Means and deviations over runs beside the reference where it is of the same."""
     free = {"taus", "firsts", "decays", "figures", "num_seeds", "seed"}
     free |= {"mnist", "organs", "out", "num_images"}
-    comparable = alike(experiment, PRESETS["default"], free)
+    comparable = report.alike(experiment, PRESETS["default"], free)
     rows = []
     for method, result in found.items():
         known = REFERENCE.get(name, {}).get(method, {}) if comparable else {}
-        cells = []
-        for when in ("start", "end"):
-            at = result.series(FIGURES[name].metric)[0][0 if when == "start" else -1]
+        cells = [method]
+        at = result.series(FIGURES[name].metric)[0]
+        for when, t in (("start", int(at[0])), ("end", int(at[-1]))):
             values = level(name, result, when)
             spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
             cells.append(f"{values.mean():.2f}{spread}")
-            cells.append(f"{known[int(at)]:.1f}" if int(at) in known else "")
+            cells.append(f"{known[t]:.1f}" if t in known else "")
         spent = result.client_metrics["budget_of_node"]
-        cells += [f"{spent.mean():.3g}", f"{spent.max():.3g}"]
-        rows.append((method, *cells))
+        rows.append((*cells, f"{spent.mean():.3g}", f"{spent.max():.3g}"))
     unit = "dB" if FIGURES[name].metric == "nmsd" else "%"
     header = ("method", f"start, {unit}", "reference", f"end, {unit}", "reference")
     title = f"Figure {name}, {FIGURES[name].title}: {FIGURES[name].metric}"
@@ -542,26 +510,26 @@ def orderings(
         "Orderings: sign-flip permutation test of dB or %, paired over "
         f"{experiment.num_seeds} runs, one-sided, false alarms at most 0.05 each way"
     )
-    return claims_table(title, said, "+.2f")
+    return report.claims_table(title, said, "+.2f")
 
 
 def draw(experiment: Experiment, name: str, found: Mapping[str, Result]) -> Any:
     """Curves, or last values along an axis: means, and 10 to 90 % of the runs."""
     spec = FIGURES[name]
-    figure, axes = panels(6, 4, 1, 1)
+    figure, axes = report.panels(6, 4, 1, 1)
     unit = "NMSD, dB" if spec.metric == "nmsd" else "accuracy, %"
     if spec.axis is not None:
         x = numbers(experiment, spec.axis)
         values = np.stack([level(name, result) for result in found.values()])
         low, high = np.quantile(values, [0.1, 0.9], axis=1)
-        band(axes, x, values.mean(1), low, high, COLORS[0], "PGFL")
+        report.band(axes, x, values.mean(1), low, high, COLORS[0], "PGFL")
         axes.set(xlabel=spec.axis, xscale="log" if spec.axis == "phi" else "linear")
     else:
         for (method, result), color in zip(found.items(), COLORS, strict=False):
             at, values = result.series(spec.metric)
             values = shown(name, values)
             low, high = np.quantile(values, [0.1, 0.9], axis=0)
-            band(axes, at, values.mean(0), low, high, color, method, "-")
+            report.band(axes, at, values.mean(0), low, high, color, method, "-")
         axes.set(xlabel="round")
         axes.legend(frameon=False, fontsize=8)
     axes.set(ylabel=unit, title=f"{name}: {spec.title}")
@@ -582,8 +550,7 @@ def lines(found: Mapping[str, Mapping[str, Result]]) -> Iterator[tuple[Any, ...]
 def main(experiment: Experiment) -> None:
     """Runs the figures, draws them and writes one page of all."""
     e, found = experiment, {}
-    title = "Servers on a graph and clusters of clients"
-    page = Page(title, NOTES, e.out)
+    page = report.Page("Servers on a graph and clusters of clients", NOTES, e.out)
     for name in e.figures:
         try:
             found[name] = measure(e, name, page.console)
@@ -596,5 +563,5 @@ def main(experiment: Experiment) -> None:
         picture = f"figure_{re.sub('[^0-9a-z]+', '_', name)}"
         page.draw(picture, draw(e, name, methods))
     e.out.mkdir(parents=True, exist_ok=True)
-    write_csv(e.out / "pgfl.csv", lines(found))
+    report.write_csv(e.out / "pgfl.csv", lines(found))
     page.write("pgfl")

@@ -45,7 +45,7 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(alpha=self.alpha)
-        report.check_counts(self)
+        report.check_types(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -61,18 +61,8 @@ def run(experiment: Experiment) -> Result:
         digits.load(), num_clients=experiment.num_clients, alpha=experiment.alpha
     )
     model = models.mlp(64, 10, hidden=experiment.hidden)
-    algorithm = fedavg.make(experiment.algorithm, model.loss)
-    return report.recorded(
-        experiment,
-        "",
-        algorithm,
-        data,
-        model,
-        rounds=experiment.rounds,
-        cohort_size=experiment.cohort_size,
-        progress=True,
-        record=vars(experiment) | {"out": None},  # the folder may be moved
-    )
+    cohort = experiment.cohort_size
+    return report.trained(experiment, "", data, model, cohort_size=cohort)
 
 
 def table(result: Result) -> Table:

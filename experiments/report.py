@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedjax_core import (
     study,
     study_report,
 )
+from fedjax_core.algorithms import fedavg
 from fedjax_core.networks import asynchronous, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.operators import Channel, Operator
@@ -226,15 +227,25 @@ def recorded(
     return simulate(algorithm, data, model, run_dir=where, resume=True, **how | options)
 
 
+def trained(
+    experiment: Any, name: str, data: FederatedData, model: Model, **options: Any
+) -> Result:
+    """As `recorded`, by FedAvg as the experiment has it, for its rounds."""
+    # Folders may be moved.
+    places = {k: None for k in vars(experiment) if k in ("path", "out")}
+    how: dict[str, Any] = {"rounds": experiment.rounds, "progress": True} | options
+    algorithm = fedavg.make(experiment.algorithm, model.loss)
+    record = vars(experiment) | places
+    return recorded(experiment, name, algorithm, data, model, record=record, **how)
+
+
 def outcome_of(
     experiment: Any, results: Mapping[tuple[str, str], Result], **design: Any
 ) -> study.Outcome:
-    """Runs that differ in more than methods of a study may, shown as one.
+    """Runs that differ in more than methods of a study may, shown as one in `out`.
 
-    Args:
-      experiment: with a folder `out`.
-      results: by method and setting, of the same seeds.
-      design: fields of `study.Design`.
+    Results are by method and setting, of the same seeds; `design` has fields of
+    `study.Design`.
     """
     (seeds, *_) = (result.seeds for result in results.values())
     asked = study.Design(seeds=seeds, tuning_seeds=(), **design)
@@ -317,11 +328,9 @@ def alike(experiment: Any, other: Any, free: Iterable[str]) -> bool:
 
 
 def of_participant(result: Result, name: str) -> np.ndarray:
-    """Megabytes that one participant sends or receives in a round, ``[S, rounds]``.
+    """Megabytes of one participant in a round, ``[S, rounds]``.
 
-    Args:
-      result: of a run.
-      name: "uplink_bytes" or "downlink_bytes".
+    The name is "uplink_bytes" or "downlink_bytes".
     """
     clients = np.maximum(result.train["valid_clients"], 1)
     return result.train[name].astype(np.float64) / clients / 1e6
@@ -372,12 +381,9 @@ def to_target(
         when = result.time_to(metric, at_least=target)
         there = ~np.isnan(when)
         shown = [spread(x[there], ".4g") or "n.a." for x in (up, down, when)]
-        paper = " / ".join(
-            "n.a." if p != p else str(p) for p in printed.get(method, ())
-        )
-        best = spread(result.best(metric)[:, -1], ".4f")
-        count = f"{there.sum()} of {len(there)}"
-        rows.append((method, *shown, count, paper, best))
+        paper = ["n.a." if np.isnan(p) else str(p) for p in printed.get(method, ())]
+        count, best = f"{there.sum()} of {len(there)}", result.best(metric)[:, -1]
+        rows.append((method, *shown, count, " / ".join(paper), spread(best, ".4f")))
     header = ("method", "MB up", "MB down", "rounds", "seeds that did")
     header += (f"printed up / down ({of})", "best round")
     return study_report.Table(f"{title}, to {target:g}", header, rows)
@@ -410,9 +416,9 @@ def cheaper(
         ours = f"x {np.exp(gap.mean()):.3g}" if len(gap) else "n.a."
         paper = ""
         if cheap in printed and dear in printed:
-            at = ("uplink", "downlink").index(way)
+            at = way == "downlink"
             times = printed[dear][at] / printed[cheap][at]
-            paper = f"x {times:.3g}" if times == times else "n.a."
+            paper = "n.a." if np.isnan(times) else f"x {times:.3g}"
         rows.append((f"{cheap} < {dear}, {way}", ours, paper, verdict))
     header = ("claim, < is cheaper", "saves", "printed", "verdict")
     return study_report.Table(f"{title}, of seeds that reach {target:g}", header, rows)
@@ -423,11 +429,8 @@ def claims_table(
 ) -> study_report.Table:
     """Claims beyond those of a study.
 
-    Args:
-      title: of the table.
-      claims: what, where, and ``[S]``, by seeds: how much of it there is, above 0 where
-        it is true.
-      form: how the mean over seeds is written.
+    Each says what, where, and ``[S]``, by seeds: how much of it there is, above 0 where
+    it is true. `form` is how the mean over seeds is written.
     """
     rows = []
     for what, where, differences in claims:
@@ -438,27 +441,32 @@ def claims_table(
     return study_report.Table(title, ("claim", "where", "by", "verdict"), rows)
 
 
-def check_each(rule: Callable[..., Any], **several: Sequence[Any]) -> None:
-    """Raises ValueError for an empty argument; has `rule` check every value."""
-    for name, values in several.items():
+def check_each(
+    experiment: Any, rule: Callable[..., Any] | Collection[Any], *names: str
+) -> None:
+    """Raises ValueError unless fields keep a rule, every value of those with several.
+
+    The rule is one of `check`, or all values that are known; no field may be empty.
+    """
+    keep = rule if callable(rule) else functools.partial(check.one_of, rule)
+    for name in names:
+        value = getattr(experiment, name)
+        values = value if isinstance(value, tuple) else (value,)
         if not values:
             raise ValueError(f"{name} must not be empty.")
-        for value in values:
-            rule(**{name: value})
+        for each in values:
+            keep(**{name: each})
 
 
-def check_known(known: Collection[Any], **several: Sequence[Any]) -> None:
-    """As `check_each`, unless every value is one of those known."""
-    check_each(functools.partial(check.one_of, known), **several)
+def check_types(experiment: Any, *others: str) -> None:
+    """Raises TypeError or ValueError for an int below 1, or a choice there is not.
 
-
-def check_counts(experiment: Any, *others: str) -> None:
-    """Raises TypeError or ValueError unless all ints of an experiment are 1 or more.
-
-    Args:
-      experiment: a dataclass.
-      others: names of ints that may be what they like.
+    Ints whose names are among `others` may be what they like.
     """
-    counts = {f.name for f in dataclasses.fields(experiment) if f.type is int}
-    for name in sorted(counts - {*others}):
-        check.positive_int(**{name: getattr(experiment, name)})
+    kinds = {field.name: field.type for field in dataclasses.fields(experiment)}
+    for name in sorted(kinds.keys() - {*others}):
+        kind, value = kinds[name], getattr(experiment, name)
+        if get_origin(kind) is Literal:
+            check.one_of(get_args(kind), **{name: value})
+        elif kind is int or (kind == int | None and value is not None):
+            check.positive_int(**{name: value})

@@ -9,6 +9,7 @@ over seeds. One page has both.
 """
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,9 @@ class Experiment:
     out: Path = Path("runs/sbc_ratios")
 
     def __post_init__(self):
-        report.check_counts(self)
-        check.positive(client_lr=self.client_lr)
-        report.check_each(check.positive, rates=self.rates)
-        report.check_each(check.positive_int, delays=self.delays)
+        report.check_types(self)
+        report.check_each(self, check.positive, "client_lr", "rates")
+        report.check_each(self, check.positive_int, "delays")
         check.fraction(momentum=self.momentum)
 
 
@@ -130,14 +130,13 @@ def ratios(experiment: Experiment) -> Table:
 def plane(experiment: Experiment) -> dict[tuple[str, str], Result]:
     """A run for each share of coordinates sent, by name, and each delay."""
     results = {}
-    for delay in experiment.delays:
-        for rate in experiment.rates:
-            rounds = max(experiment.iterations // delay, 1)
-            # Beyond 1/2 sparse binary compression is not defined.
-            transform = sbc(rate) if rate <= 0.5 else identity()
-            name = f"delay {delay}, rate {rate:g}"
-            result = run(experiment, name, delay, transform, {"rounds": rounds})
-            results[f"rate {rate:g}", f"delay {delay}"] = result
+    for delay, rate in itertools.product(experiment.delays, experiment.rates):
+        rounds = max(experiment.iterations // delay, 1)
+        # Beyond 1/2 sparse binary compression is not defined.
+        transform = sbc(rate) if rate <= 0.5 else identity()
+        name = f"delay {delay}, rate {rate:g}"
+        result = run(experiment, name, delay, transform, {"rounds": rounds})
+        results[f"rate {rate:g}", f"delay {delay}"] = result
     return results
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_core import LocalWork, check, models, split_examples, study
 from fedjax_core.algorithms import fedavg, fedopt
 from fedjax_core.datasets import digits, partition
-from fedjax_core.experiments.report import check_counts, show
+from fedjax_core.experiments import report
 
 RULES = {"FedAvgM": "avgm", "FedAdagrad": "adagrad", "FedAdam": "adam"}
 RULES["FedYogi"] = "yogi"
@@ -46,7 +46,7 @@ class Experiment:
 
     def __post_init__(self):
         check.positive(alpha=self.alpha)
-        check_counts(self)
+        report.check_types(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -90,4 +90,4 @@ def make_study(experiment: Experiment) -> study.Study:
 
 def main(experiment: Experiment) -> None:
     """Runs the study, prints its tables and says where the page is."""
-    show(study.run(make_study(experiment), experiment.out))
+    report.show(study.run(make_study(experiment), experiment.out))

@@ -60,9 +60,8 @@ class Experiment:
     out: Path = Path("runs/shakespeare")
 
     def __post_init__(self):
-        report.check_counts(self)
+        report.check_types(self)
         if self.num_clients is not None:
-            check.positive_int(num_clients=self.num_clients)
             check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 
@@ -105,19 +104,8 @@ def run(experiment: Experiment, data: FederatedData) -> Result:
     model = models.char_lstm(
         characters.NUM_IDS, experiment.length, hidden=experiment.hidden
     )
-    return report.recorded(
-        experiment,
-        "",
-        fedavg.make(experiment.algorithm, model.loss),
-        data,
-        model,
-        rounds=experiment.rounds,
-        cohort_size=experiment.cohort_size,
-        eval_every=experiment.eval_every,
-        progress=True,
-        # Folders may be moved.
-        record=vars(experiment) | {"path": None, "out": None},
-    )
+    how = {name: getattr(experiment, name) for name in ("cohort_size", "eval_every")}
+    return report.trained(experiment, "", data, model, **how)
 
 
 def table(result: Result, data: FederatedData) -> Table:

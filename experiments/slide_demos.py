@@ -20,15 +20,8 @@ from rich.table import Table
 from fedjax_core import check
 from fedjax_core.algorithms.networks import fedavg, fedgd, fedsgd
 from fedjax_core.datasets.networks import network_linear
-from fedjax_core.experiments.report import (
-    Run,
-    approach,
-    draw_runs,
-    draw_schedule,
-    panels,
-    save,
-    tabulate,
-)
+from fedjax_core.experiments import report
+from fedjax_core.experiments.report import Run
 from fedjax_core.networks import (
     asynchronous,
     builders,
@@ -74,15 +67,7 @@ class Experiment:
     run_dir: Path | None = None
 
     def __post_init__(self):
-        check.positive_int(
-            num_nodes=self.num_nodes,
-            num_examples=self.num_examples,
-            num_features=self.num_features,
-            rounds=self.rounds,
-            batch_size=self.batch_size,
-            local_steps=self.local_steps,
-            bound=self.bound,
-        )
+        report.check_types(self, "seed")
         check.in_range(5, 10_000, num_nodes=self.num_nodes)
         check.in_range(1, self.num_examples, batch_size=self.batch_size)
         check.in_range(1, self.num_examples, num_features=self.num_features)
@@ -131,7 +116,9 @@ def fedgd_with_a_server(experiment: Experiment, problem: Problem) -> Run:
     method = fedgd.make(graph, quadratic(Q, q), alpha=alpha, eta=eta)
     goal = gtvmin.closed_form(graph, Q, q, alpha)
     factor, server = contraction.optimal_factor(low, high), operators.relay
-    return approach(experiment, "server", method, goal, factor=factor, channel=server)
+    return report.approach(
+        experiment, "server", method, goal, factor=factor, channel=server
+    )
 
 
 def fedavg_with_batches(experiment: Experiment, problem: Problem) -> Run:
@@ -147,7 +134,7 @@ def fedavg_with_batches(experiment: Experiment, problem: Problem) -> Run:
         clients=e.num_nodes // 2,
     )
     goal = jnp.broadcast_to(pooled, q.shape)
-    return approach(e, "fedavg", method, goal, seed=e.seed)
+    return report.approach(e, "fedavg", method, goal, seed=e.seed)
 
 
 def fedgd_without_a_clock(
@@ -157,18 +144,12 @@ def fedgd_without_a_clock(
     e, graph, (Q, q, _) = experiment, problem.graph, problem.local
     eta = asynchronous.fedgd_rate_bound(graph, Q, e.alpha)
     method = fedgd.make(graph, quadratic(Q, q), alpha=e.alpha, eta=eta)
-    schedule = asynchronous.partially_asynchronous(
-        graph, 2 * e.rounds, e.bound, jax.random.key(e.seed)
-    )
-    run = approach(
-        e,
-        "no_clock",
-        method,
-        gtvmin.closed_form(graph, Q, q, e.alpha),
-        factor=asynchronous.fedgd_contraction(Q, eta),
-        norm=block_max_norm,
-        schedule=schedule,
-    )
+    when = 2 * e.rounds, e.bound, jax.random.key(e.seed)
+    schedule = asynchronous.partially_asynchronous(graph, *when)
+    goal = gtvmin.closed_form(graph, Q, q, e.alpha)
+    how: dict[str, Any] = {"norm": block_max_norm, "schedule": schedule}
+    factor = asynchronous.fedgd_contraction(Q, eta)
+    run = report.approach(e, "no_clock", method, goal, factor=factor, **how)
     return schedule, run
 
 
@@ -185,7 +166,7 @@ def main(experiment: Experiment) -> None:
     console = Console()
     console.print(table(runs))
     drawn = figure(problem.graph, schedule, runs)
-    save(drawn, experiment.out / "slide_demos.png", console)
+    report.save(drawn, experiment.out / "slide_demos.png", console)
 
 
 def table(runs: dict[str, Run]) -> Table:
@@ -194,7 +175,7 @@ def table(runs: dict[str, Run]) -> Table:
     for name, (error, bound) in runs.items():
         last = "" if bound is None else f"{bound[-1]:.2g}"
         rows.append((name, f"{error[len(error) // 4]:.2g}", f"{error[-1]:.2g}", last))
-    return tabulate(
+    return report.tabulate(
         ("", "after a quarter", "at the end", "at most"),
         rows,
         title="distance to the solution, relative to that from 0",
@@ -203,9 +184,9 @@ def table(runs: dict[str, Run]) -> Table:
 
 def figure(graph: Graph, schedule: asynchronous.Schedule, runs: dict[str, Run]) -> Any:
     """Draws all distances, with bounds dashed, and the first events without a clock."""
-    result, (left, right) = panels(11, 4.4)
-    draw_runs(left, runs)
+    result, (left, right) = report.panels(11, 4.4)
+    report.draw_runs(left, runs)
     left.set(ylabel="relative distance to the solution", xlabel="round or event")
-    draw_schedule(result, right, graph, schedule, events=20)
+    report.draw_schedule(result, right, graph, schedule, events=20)
     right.set_title("the first events without a clock")
     return result

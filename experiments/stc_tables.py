@@ -81,7 +81,7 @@ class Experiment:
     out: Path = Path("runs/stc_tables")
 
     def __post_init__(self):
-        report.check_counts(self)
+        report.check_types(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.open_interval(0, 1, goal=self.goal)
         if self.data == "shakespeare" and self.environments:
@@ -257,15 +257,10 @@ def run(
 ) -> dict[str, Result]:
     """A result for every method (or those that `which` names), recorded."""
     pooled, model = loaded
-    num_clients = environment.num_clients or experiment.num_clients
-    data = split(environment, pooled, num_clients)
-    results = {}
-    for method, (module, config, rounds, parts) in methods(
-        experiment, environment
-    ).items():
-        if which is not None and method not in which:
-            continue
-        results[method] = report.recorded(
+    data = split(environment, pooled, environment.num_clients or experiment.num_clients)
+    made = methods(experiment, environment)
+    return {
+        method: report.recorded(
             experiment,
             f"{name}/{method.replace('/', '_')}",
             module.make(config, model.loss, **parts),
@@ -276,7 +271,9 @@ def run(
             eval_every=max(1, rounds // 40),
             record=dataclasses.asdict(environment),
         )
-    return results
+        for method, (module, config, rounds, parts) in made.items()
+        if which is None or method in which
+    }
 
 
 def fewer(experiment: Experiment) -> list[tuple[str, str, str]]:
@@ -340,12 +337,9 @@ def main(experiment: Experiment) -> None:
         for name, place in places.items()
     }
     source = experiment.data if experiment.data in PRINTED else "cifar10"
-    goal, printed = experiment.goal, PRINTED[source]
-    more = [
-        report.cheaper(
-            "Claims of table 4.2", found["iid"], goal, printed, fewer(experiment)
-        )
-    ]
+    goal, printed, pairs = experiment.goal, PRINTED[source], fewer(experiment)
+    title = "Claims of table 4.2"
+    more = [report.cheaper(title, found["iid"], goal, printed, pairs)]
     for name, results in found.items():
         paper, title = (printed, "Table 4.2") if name == "iid" else ({}, "Figure 4.6")
         more.append(report.to_target(f"{title}: {name}", results, goal, paper, source))

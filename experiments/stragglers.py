@@ -64,7 +64,7 @@ class Experiment:
         check.positive(alpha=self.alpha)
         check.non_negative(spread=self.spread)
         check.fraction(failures=self.failures)
-        report.check_counts(self)
+        report.check_types(self)
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.in_range(self.cohort_size, self.num_clients, select=self.select)
 

@@ -34,14 +34,9 @@ def profiles(experiment: Any, outcome: study.Outcome, console: Console) -> list[
         mean, std = values.mean(0), values.std(0)
         band(axes, LAMBDAS, mean, mean - std, mean + std, f"C{i}", row.method)
         dips[row.method] = dip(values)
-        rows.append(
-            (
-                row.method,
-                *(f"{100 * mean[k]:.1f}" for k in (0, 5, 10)),
-                spread(100 * dips[row.method], ".2f"),
-                spread(barrier(LAMBDAS, losses), ".3f"),
-            )
-        )
+        cells = [row.method, *(f"{100 * mean[k]:.1f}" for k in (0, 5, 10))]
+        cells.append(spread(100 * dips[row.method], ".2f"))
+        rows.append((*cells, spread(barrier(LAMBDAS, losses), ".3f")))
     axes.set(xlabel="lambda", ylabel="accuracy, mean over clients")
     axes.legend()
     setting = outcome.rows[0].setting
@@ -50,12 +45,9 @@ def profiles(experiment: Any, outcome: study.Outcome, console: Console) -> list[
     header += ("barrier of the loss",)
     found = [Table(f"Figure 2.5: {setting}", header, rows)]
     if "APFL" in dips:
-        flat = [
-            (f"{m} is flatter than APFL", setting, dips[m] - dips["APFL"])
-            for m in OURS
-            if m in dips
-        ]
-        found.append(claims_table("Claims of figure 2.5", flat))
+        flat = {f"{m} is flatter than APFL": dips[m] for m in OURS if m in dips}
+        rows = [(what, setting, mine - dips["APFL"]) for what, mine in flat.items()]
+        found.append(claims_table("Claims of figure 2.5", rows))
     return found
 
 
@@ -97,12 +89,11 @@ def landscapes(
     def loss(params):
         return model.loss(params, batch, jax.random.key(0)).mean()
 
-    for name in ("FedAvg", *OURS):
-        row = next((r for r in outcome.rows if r.method == name and r.result), None)
-        if row is None:
-            continue
-        asked = outcome.study
-        assert isinstance(asked, study.Study)
+    asked = outcome.study
+    assert isinstance(asked, study.Study)
+    where = outcome.rows[0].setting
+    there = {row.method for row in outcome.rows if row.result}
+    for name in (name for name in ("FedAvg", *OURS) if name in there):
         method = asked.methods[name]
         result = simulate(  # what is there, read again with its models
             method.make(method.config, model.loss),
@@ -111,7 +102,7 @@ def landscapes(
             rounds=e.rounds,
             seeds=asked.seeds,
             eval_splits=asked.eval_splits,
-            run_dir=outcome.out / "runs" / row.setting / name,
+            run_dir=outcome.out / "runs" / where / name,
             resume=True,
             progress=False,
             cohort_size=e.cohort_size,
@@ -132,21 +123,14 @@ def landscapes(
     for place, (name, values) in zip(axes[0], drawn.items(), strict=True):
         place.contourf(np.minimum(values, top), 20, extent=[-radius, radius] * 2)
         place.set_title(name, size=9)
-    where = outcome.rows[0].setting
     save(figure, e.out / f"figure 2.4 {where}.png", console)
     rows = [(name, spread(np.array(w), ".3g")) for name, w in widths.items()]
-    found = [
-        Table(
-            f"Figure 2.4: {where}, area where the loss is at most {within:g} above "
-            f"its least",
-            ("model of the server", "area"),
-            rows,
-        )
-    ]
+    title = f"{where}, area where the loss is at most {within:g} above its least"
+    areas = Table(f"Figure 2.4: {title}", ("model of the server", "area"), rows)
     pairs = [("SuPerFed-LM", "SuPerFed-MM"), ("SuPerFed-MM", "FedAvg")]
     wider = [
         (f"{a} is wider than {b}", where, np.subtract(widths[a], widths[b]))
         for a, b in pairs
         if {a, b} <= widths.keys()
     ]
-    return [*found, claims_table("Claims of figure 2.4", wider)]
+    return [areas, claims_table("Claims of figure 2.4", wider)]

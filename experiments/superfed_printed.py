@@ -114,26 +114,16 @@ def _columns(
     }
 
 
+_SHARDS = [f"{d}, {k} clients" for d in ("mnist", "cifar10") for k in (50, 100, 500)]
+_ALPHA = [f"{d}, alpha {a}" for d in ("cifar100", "tinyimagenet") for a in (1, 10, 100)]
+_BEGINS = [f"{name} from {start:g}" for name in SCHEMES for start in STARTS]
 PRINTED = {
-    "table 2.3": _columns(
-        TABLE_23,
-        [f"{d}, {k} clients" for d in ("mnist", "cifar10") for k in (50, 100, 500)],
-        ("accuracy",),
-    ),
-    "table 2.4": _columns(
-        TABLE_24,
-        [f"{d}, alpha {a}" for d in ("cifar100", "tinyimagenet") for a in (1, 10, 100)],
-        ("top5",),
-    ),
+    "table 2.3": _columns(TABLE_23, _SHARDS, ("accuracy",)),
+    "table 2.4": _columns(TABLE_24, _ALPHA, ("top5",)),
     "table 2.5": _columns(TABLE_25, ["writers", "roles"], ("accuracy", "top5")),
     "table 2.6": _columns(TABLE_26, [f"mnist, {n}" for n in NOISES], NOISY)
     | _columns(TABLE_26_CIFAR, [f"cifar10, {n}" for n in NOISES], NOISY),
-    "table 2.7": _columns(
-        TABLE_27,
-        [""],
-        ("accuracy", "loss"),
-        [f"{name} from {start:g}" for name in SCHEMES for start in STARTS],
-    ),
+    "table 2.7": _columns(TABLE_27, [""], ("accuracy", "loss"), _BEGINS),
 }
 
 

@@ -11,8 +11,9 @@ Needs files, see --path.
 
 import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,13 +57,7 @@ from fedjax_core.datasets import (
     partition,
     shakespeare,
 )
-from fedjax_core.experiments.report import (
-    Page,
-    check_each,
-    check_known,
-    claims_table,
-    outcome_of,
-)
+from fedjax_core.experiments import report
 from fedjax_core.experiments.superfed_figures import landscapes, profiles
 from fedjax_core.experiments.superfed_printed import (
     BEST,
@@ -213,37 +208,30 @@ class Experiment:
     out: Path = Path("runs/superfed_tables")
 
     def __post_init__(self):
-        check.one_of(("files", "digits"), data=self.data)
-        check.one_of(("mlp", "paper"), model=self.model)
-        check.positive_int(
-            num_train=self.num_train, num_test=self.num_test, rounds=self.rounds,
-            num_writers=self.num_writers, num_roles=self.num_roles,
-            points=self.points, batch_size=self.batch_size, num_seeds=self.num_seeds,
-        )  # fmt: skip
-        check.one_of((1, 2, 4), shrink=self.shrink)  # divides the sides of all images
+        positive = ("client_lr", "roles_lr", "prox", "lr_decay", "alphas")
+        non_negative = ("weight_decay", "mu", "nus", "mus", "more_nus")
+        for rule, names in (
+            (check.positive_int, ("num_clients", "hidden")),
+            (check.positive, positive),
+            (check.non_negative, non_negative),
+            (check.fraction, ("momentum", "warm_ups")),
+            (kind_and_rate, ("noises",)),
+            (("writers", "roles"), ("natural",)),
+            (CLASSES, ("split",)),
+            (PARTS, ("parts",)),
+            (NAMES, ("methods",)),
+            ((1, 2, 4), ("shrink",)),  # divides the sides of all images
+        ):
+            report.check_each(self, rule, *names)
         check.in_range(2, 1000, local_epochs=self.local_epochs)  # FedRep has two phases
-        check.positive(client_lr=self.client_lr, roles_lr=self.roles_lr, prox=self.prox)
-        check.positive(lr_decay=self.lr_decay)
         check.in_range(0, 1, lr_decay=self.lr_decay)
-        check.fraction(momentum=self.momentum)
-        check.non_negative(weight_decay=self.weight_decay, mu=self.mu)
-        check_each(check.positive_int, num_clients=self.num_clients, hidden=self.hidden)
         check.in_range(1, min(self.num_clients), cohort_size=self.cohort_size)
-        check_each(check.positive, alphas=self.alphas)
-        check_each(functools.partial(check.fraction, 1), warm_ups=self.warm_ups)
-        check_each(
-            check.non_negative, nus=self.nus, mus=self.mus, more_nus=self.more_nus
-        )
+        report.check_types(self)
         for name in ("nus", "warm_ups"):
             if len(values := getattr(self, name)) != len(SCHEMES):
                 raise ValueError(
                     f"{name} must be one of MM and one of LM, got {values}."
                 )
-        check_each(kind_and_rate, noises=self.noises)
-        check_known(("writers", "roles"), natural=self.natural)
-        check_known(CLASSES, split=self.split)
-        check_known(PARTS, parts=self.parts)
-        check_known(NAMES, methods=self.methods)
 
 
 PRESETS = {
@@ -337,7 +325,7 @@ def problem(
     """With a fifth of the clients' examples to choose a lambda on."""
     e, name = of_text(experiment, part, setting), setting.partition(",")[0]
     if "validation" not in data.splits:
-        data = split_examples(data, test_fraction=0, validation_fraction=0.2)
+        data = split_examples(data, 0, 0.2)
     x, calibration = data.train.examples["x"], part == "table 2.6"
     task = models.classes(
         characters.PAD if name == "roles" else None,
@@ -355,40 +343,36 @@ def problem(
 
 def populations(experiment: Experiment) -> dict[str, dict[str, study.Setting]]:
     """The clients of every part that is run, by setting."""
-    e, found = experiment, {}
+    e = experiment
     names = ("digits",) if e.data == "digits" else ("mnist", "cifar10")
-    last = names[-1]
+    sources = names if e.data == "digits" else e.split
 
-    def shards(name: str, count: int) -> FederatedData:
-        return partition.pathological(pooled(e, name), count)
+    def shards(names: Sequence[str], counts: Sequence[int]) -> Iterator[Any]:
+        for name, k in itertools.product(names, counts):
+            yield f"{name}, {k} clients", partition.pathological(pooled(e, name), k)
 
-    if {"table 2.3", "figure 2.4", "figure 2.5"} & {*e.parts}:
-        found["table 2.3"] = {
-            f"{name}, {k} clients": shards(name, k)
-            for name in names
-            for k in e.num_clients
-        }
-    if "table 2.4" in e.parts:
-        found["table 2.4"] = {
-            f"{name}, alpha {a:g}": _dirichlet(e, "table 2.4", name, a)
-            for name in (names if e.data == "digits" else e.split)
-            for a in e.alphas
-        }
-    if "table 2.5" in e.parts:
-        found["table 2.5"] = {name: _natural(e, name) for name in e.natural}
-    if "table 2.6" in e.parts:
-        found["table 2.6"] = {
-            f"{name}, {kind} {rate:g}": _noisy(e, name, kind, rate)
+    parts: dict[str, Iterable[tuple[str, FederatedData]]] = {
+        "table 2.3": shards(names, e.num_clients),
+        "table 2.4": (
+            (f"{name}, alpha {a:g}", _dirichlet(e, "table 2.4", name, a))
+            for name, a in itertools.product(sources, e.alphas)
+        ),
+        "table 2.5": ((name, _natural(e, name)) for name in e.natural),
+        "table 2.6": (
+            (f"{name}, {kind} {rate:g}", _noisy(e, name, kind, rate))
             for name in (names if e.model == "paper" else names[:1])
             for kind, rate in map(kind_and_rate, e.noises)
-        }
-    where = f"{last}, {e.num_clients[0]} clients"
-    for part in ("table 2.7", "figure 2.3"):
-        if part in e.parts:
-            found[part] = {where: shards(last, e.num_clients[0])}
+        ),
+        "table 2.7": shards(names[-1:], e.num_clients[:1]),
+        "figure 2.3": shards(names[-1:], e.num_clients[:1]),
+    }
+    wanted = {*e.parts}
+    if {"figure 2.4", "figure 2.5"} & wanted:
+        wanted.add("table 2.3")
     return {
-        part: {s: problem(e, part, s, data) for s, data in by_setting.items()}
-        for part, by_setting in found.items()
+        part: {setting: problem(e, part, setting, data) for setting, data in clients}
+        for part, clients in parts.items()
+        if part in wanted
     }
 
 
@@ -462,19 +446,15 @@ def _some(data: FederatedData, count: int) -> FederatedData:
 
 def _noisy(experiment: Experiment, name: str, kind: str, rate: float) -> FederatedData:
     """Wrong labels in train, and so in validation: nobody knows which are right."""
-    data = split_examples(
-        _dirichlet(experiment, "table 2.6", name, 10.0),
-        test_fraction=0,
-        validation_fraction=0.2,
-    )
-    clean = data.test
+    data = split_examples(_dirichlet(experiment, "table 2.6", name, 10.0), 0, 0.2)
     noisy, _ = getattr(label_noise, kind)(data, rate, 10, noisy_test=True)
-    return noisy if experiment.noisy_test else dataclasses.replace(noisy, test=clean)
+    test = noisy.test if experiment.noisy_test else data.test
+    return dataclasses.replace(noisy, test=test)
 
 
-def _mixed_apfl(experiment: Experiment, config: Any, loss_fn: LossFn) -> Algorithm:
+def _mixed_apfl(config: Any, loss_fn: LossFn, **options: Any) -> Algorithm:
     """APFL with its own part at all mixtures, its personal model among them."""
-    made = apfl.make(config, loss_fn, client_optimizer=_optimizer(experiment))
+    made = apfl.make(config, loss_fn, **options)
     return with_mixtures(made, (*LAMBDAS, config.alpha), lambda own: own["v"])
 
 
@@ -504,11 +484,10 @@ def methods(experiment: Experiment, model: Model) -> dict[str, study.Method]:
     work = LocalWork(batch_size=e.batch_size, epochs=e.local_epochs)
 
     def of(module: Any, metric: str | None = None, **config: Any) -> study.Method:
-        return study.Method(
-            make=functools.partial(module.make, client_optimizer=_optimizer(e)),
-            config=module.Config(work=work, **config),
-            metric=metric,
-        )
+        make = _mixed_apfl if module is apfl else module.make
+        make = functools.partial(make, client_optimizer=_optimizer(e))
+        config = module.Config(work=work, **config)
+        return study.Method(make=make, config=config, metric=metric)
 
     of_head = e.local_epochs - e.local_epochs // 2
     found = {
@@ -517,16 +496,11 @@ def methods(experiment: Experiment, model: Model) -> dict[str, study.Method]:
         "SCAFFOLD": of(scaffold),
         "LG-FedAvg": of(lg_fedavg, own, shared=upper),
         "FedPer": of(fedper, own, personal=head),
-        "APFL": dataclasses.replace(
-            of(apfl, "personal_0.25_accuracy", alpha=0.25),
-            make=functools.partial(_mixed_apfl, e),
-        ),
+        "APFL": of(apfl, "personal_0.25_accuracy", alpha=0.25),
         "pFedMe": of(pfedme, own, client_lr=e.client_lr, prox=e.prox),
         "Ditto": of(ditto, own, prox=1.0),
         "FedRep": of(fedrep, own, personal=head, head=of_head),
-        "SuPerFed-MM": ours(e, model, "MM"),
-        "SuPerFed-LM": ours(e, model, "LM"),
-    }
+    } | {mine: ours(e, model, name) for mine, name in zip(OURS, SCHEMES, strict=True)}
     return {name: found[name] for name in NAMES if name in e.methods}
 
 
@@ -559,21 +533,16 @@ def ours(
 
 def rows_of(experiment: Experiment, part: str, model: Model) -> dict[str, study.Method]:
     """What a part compares; figures 2.4 and 2.5 look at table 2.3's."""
-    e = experiment
+    e, mine = experiment, functools.partial(ours, experiment, model)
     if part == "table 2.7":
         return {
-            f"{name} from {start:g}": ours(
-                e, model, name, warm_up=int(start * e.rounds)
-            )
-            for name in SCHEMES
-            for start in STARTS
+            f"{name} from {start:g}": mine(name, warm_up=int(start * e.rounds))
+            for name, start in itertools.product(SCHEMES, STARTS)
         }
     if part == "figure 2.3":
         return {
-            grid_point(name, mu, nu): ours(e, model, name, mu=mu, nu=nu)
-            for name in SCHEMES
-            for mu in e.mus
-            for nu in e.more_nus
+            grid_point(name, mu, nu): mine(name, mu=mu, nu=nu)
+            for name, mu, nu in itertools.product(SCHEMES, e.mus, e.more_nus)
         }
     return methods(e, model)
 
@@ -631,8 +600,8 @@ def results_of(outcome: study.Outcome, metric: str) -> dict[tuple[str, str], Res
     return {
         (method, row.setting): under(row.result, each)
         for row in outcome.rows
-        for method, each in chosen(row, metric).items()
         if row.result is not None
+        for method, each in chosen(row, metric).items()
     }
 
 
@@ -659,29 +628,25 @@ def table(
     experiment: Experiment, part: str, metric: str, found: Found
 ) -> study.Outcome:
     """A part of the text as a study's outcome, with its numbers and orderings."""
-    higher = metric in ("accuracy", "top5")
+    sign = 1 if metric in ("accuracy", "top5") else -1
     printed = {
         cell: known[0] for cell in found if (known := printed_of(part, *cell, metric))
     }
-    settings = list(dict.fromkeys(setting for _, setting in found))
-    sign = 1 if higher else -1
     worth = {cell: sign * number for cell, number in printed.items()}
     claims = [
-        (better, worse, setting)
-        for setting in settings
-        for better, worse in orders(
-            experiment, part, [m for m, s in found if s == setting]
-        )
+        (a, b, setting)
+        for setting in dict.fromkeys(setting for _, setting in found)
+        for a, b in orders(experiment, part, [m for m, s in found if s == setting])
         # Not where the text's own numbers are equal or the other way round.
-        if worth.get((better, setting), np.inf) > worth.get((worse, setting), -np.inf)
+        if worth.get((a, setting), np.inf) > worth.get((b, setting), -np.inf)
     ]
     where = experiment.out / (part if metric == MEASURED[part][0] else metric)
     where.mkdir(parents=True, exist_ok=True)
-    return outcome_of(
+    return report.outcome_of(
         dataclasses.replace(experiment, out=where),
         found,
         metric=metric,
-        higher_is_better=higher,
+        higher_is_better=sign > 0,
         printed=printed,
         claims=claims,
     )
@@ -691,23 +656,21 @@ def orders(
     experiment: Experiment, part: str, there: Sequence[str]
 ) -> list[tuple[str, str]]:
     """What the text says to be better than what, of methods that are there."""
-    e, pairs = experiment, []
     if part == "table 2.7":
         pairs = [
             (f"{name} from 0.4", f"{name} from {end}")
-            for name in SCHEMES
-            for end in ("0", "0.8")
+            for name, end in itertools.product(SCHEMES, ("0", "0.8"))
         ]
     elif part == "figure 2.3":
-        mus, nus = sorted(e.mus), sorted(e.more_nus)
-        mu, nu = mus[min(1, len(mus) - 1)], nus[min(1, len(nus) - 1)]
-        for name in SCHEMES:
-            # A moderate nu helps, a large mu hurts.
-            pairs.append((grid_point(name, mu, nu), grid_point(name, mu, nus[0])))
-            pairs.append((grid_point(name, mu, nu), grid_point(name, mus[-1], nu)))
+        mus, nus = sorted(experiment.mus), sorted(experiment.more_nus)
+        mu, nu = mus[:2][-1], nus[:2][-1]  # the second, if there is one
+        pairs = [  # a moderate nu helps, a large mu hurts
+            (grid_point(name, mu, nu), grid_point(name, *other))
+            for name in SCHEMES
+            for other in ((mu, nus[0]), (mus[-1], nu))
+        ]
     else:
-        others = [name for name in NAMES if name not in OURS]
-        pairs = [(mine, other) for mine in OURS for other in others]
+        pairs = itertools.product(OURS, (name for name in NAMES if name not in OURS))
     return [p for p in pairs if p[0] != p[1] and {*p} <= {*there}]
 
 
@@ -718,20 +681,13 @@ def details(part: str, metric: str, outcome: study.Outcome, found: Found) -> Tab
     names = (metric,) if more else MEASURED[part]  # those that have printed ones
     rows = []
     for (method, setting), result in found.items():
-        deviations = []
+        cells = [method]
         for name in names:
             of_clients = np.nanstd(result.client_metrics[f"test_{name}"], 1).mean()
-            known = printed_of(part, method, setting, name)
-            printed = f"{known[1]:.4f}" if len(known) > 1 else ""
-            deviations += [f"{of_clients:.4f}", printed]
-        rows.append(
-            (
-                method,
-                *deviations,
-                *(spread(_last(result, name), ".3f") for name in ("loss", *more)),
-                " ".join(re.findall(r"[\d.]+", " ".join(each[method]))),
-            )
-        )
+            printed = [f"{x:.4f}" for x in printed_of(part, method, setting, name)[1:]]
+            cells += [f"{of_clients:.4f}", *(printed or [""])]
+        cells += [spread(_last(result, name), ".3f") for name in ("loss", *more)]
+        rows.append((*cells, " ".join(re.findall(r"[\d.]+", " ".join(each[method])))))
     pairs = [f"{name} over clients{end}" for name in names for end in ("", ", printed")]
     header = ("method", *pairs, "loss", *more, "lambda, by seed")
     return Table(f"{part}, {outcome.rows[0].setting}: {metric}", header, rows)
@@ -754,30 +710,27 @@ def inside(outcome: study.Outcome) -> Table:
         ]
         what = f"{row.method}: between > both ends"
         rows.append((what, row.setting, accuracy[0] - accuracy[1]))
-    return claims_table("Claims of figure 2.3", rows)
+    return report.claims_table("Claims of figure 2.3", rows)
 
 
 def over_alpha(found: Found, name: str) -> Table:
     """Table 2.4: what falls as clients become alike, and that SuPerFed hardly does."""
-    settings = [
-        s for s in dict.fromkeys(s for _, s in found) if s.split(",")[0] == name
-    ]
+    settings = [s for _, s in found if s.split(",")[0] == name]
+    first, last = settings[0], settings[-1]
     falls = {
-        method: _last(found[method, settings[0]], "top5")
-        - _last(found[method, settings[-1]], "top5")
+        method: _last(found[method, first], "top5") - _last(found[method, last], "top5")
         for method, setting in found
-        if setting == settings[0] and (method, settings[-1]) in found
+        if setting == first and (method, last) in found
     }
     partial = [m for m in ("LG-FedAvg", "FedPer", "FedRep", "APFL") if m in falls]
-    where = f"{settings[0]} to {settings[-1]}"
+    where = f"{first} to {last}"
     rows = [(f"{m} falls", where, falls[m]) for m in partial]
     rows += [
         (f"{mine} falls less than {m}", where, falls[m] - falls[mine])
-        for mine in OURS
+        for mine, m in itertools.product(OURS, partial)
         if mine in falls
-        for m in partial
     ]
-    return claims_table(f"Claims of table 2.4, {name}", rows)
+    return report.claims_table(f"Claims of table 2.4, {name}", rows)
 
 
 def described(experiment: Experiment, settings: Mapping[str, Sequence[str]]) -> str:
@@ -803,7 +756,7 @@ def main(experiment: Experiment) -> None:
     """Runs the studies, prints their tables and writes one page of all."""
     e, clients = experiment, populations(experiment)
     about = f"{LIMITS}\n{described(e, {part: [*by] for part, by in clients.items()})}"
-    page = Page("SuPerFed: chapter II, reduced", about, e.out)
+    page = report.Page("SuPerFed: chapter II, reduced", about, e.out)
     studies = make_studies(e, clients)
     for part, by_setting in clients.items():
         found: dict[tuple[str, str], Result] = {}

@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from rich.console import Console
@@ -27,11 +28,11 @@ def doctor() -> None:
     import jax
 
     console = Console()
-    versions = {name: importlib.metadata.version(name) for name in _DEPENDENCIES}
+    version = importlib.metadata.version
     rows = {
-        "fedjax_core": importlib.metadata.version("fedjax_core"),
+        "fedjax_core": version("fedjax_core"),
         "python": platform.python_version(),
-        **versions,
+        **{name: version(name) for name in _DEPENDENCIES},
         "backend": jax.default_backend(),
         "devices": ", ".join(str(device) for device in jax.devices()),
         "cores": str(os.cpu_count()),
@@ -112,43 +113,38 @@ def show_data(name: str, path: Path | None, clients: int, alpha: float, out: Pat
     Raises:
       ValueError: it has no `load`, needs a path, or has none.
     """
-    arguments = _arguments(name)
+    load = getattr(_module(name), "load", None)
+    arguments = inspect.signature(load).parameters if load else {}
     if "path" in arguments and path is None:
         raise ValueError(f"{name} is read from files: say where with --path.")
     if "path" not in arguments and path is not None:
         raise ValueError(f"{name} needs no files, got --path {path}.")
-    module = importlib.import_module(f"fedjax_core.datasets.{name}")
     required = [a for a, p in arguments.items() if p.default is p.empty and a != "path"]
-    if not hasattr(module, "load") or required:
+    if load is None or required:
         raise ValueError(
             f"{name} is read or drawn with arguments of its own, see "
             f"docs/datasets/{name}.md."
         )
-    data = module.load(path) if path else module.load()
+    data = load(path) if path else load()
     console = Console()
     if not isinstance(data, FederatedData):
         console.print(f"no clients of its own: Dirichlet({alpha}) over {clients}")
         data = partition.dirichlet(data, num_clients=clients, alpha=alpha)
     console.print(data)
-    draw = plots.sizes
-    if data.train.examples.get("y", np.zeros(1)).dtype.kind in "iub":
-        draw = plots.label_counts
-    draw(data, path=out)
+    labelled = data.train.examples.get("y", np.zeros(1)).dtype.kind in "iub"
+    (plots.label_counts if labelled else plots.sizes)(data, path=out)
     console.print(f"picture: {out}")
 
 
-def _arguments(name: str) -> dict[str, inspect.Parameter]:
-    module = importlib.import_module(f"fedjax_core.datasets.{name}")
-    load = getattr(module, "load", None)
-    return dict(inspect.signature(load).parameters) if load else {}
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"fedjax_core.datasets.{name}")
 
 
 def _reads_files(name: str) -> bool:
-    module = importlib.import_module(f"fedjax_core.datasets.{name}")
-    functions = inspect.getmembers(module, inspect.isfunction)
-    public = [
-        f for n, f in functions if n[0] != "_" and f.__module__ == module.__name__
-    ]
+    """Whether a public function of its own takes a path or a folder."""
+    module = _module(name)
     return any(
-        {"path", "folder"} & set(inspect.signature(f).parameters) for f in public
+        {"path", "folder"} & set(inspect.signature(function).parameters)
+        for own, function in inspect.getmembers(module, inspect.isfunction)
+        if own[0] != "_" and function.__module__ == module.__name__
     )

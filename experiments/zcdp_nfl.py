@@ -52,19 +52,14 @@ class Figure(NamedTuple):
     others: tuple[str, ...]
 
 
+_NET, _RIDGE = Risk(strength=1.0, l1=0.56), Risk(strength=1.0)
 FIGURES = {
-    "3.1": Figure(
-        "elastic net",
-        Risk(strength=1.0, l1=0.56),
-        0.2,
-        3.0,
-        (SPLIT, GRADIENT),
-        (SLOW,),
-    ),
-    "3.2": Figure("absolute errors", Risk("absolute"), 1.0, 1.0, (SPLIT, GRADIENT), ()),
-    "3.3": Figure(
-        "ridge", Risk(strength=1.0), 0.2, 3.0, (SPLIT, EXACT), (GRADIENT, SLOW)
-    ),
+    name: Figure(title, risk, *steps, printed, others)
+    for name, title, risk, steps, printed, others in (
+        ("3.1", "elastic net", _NET, (0.2, 3.0), (SPLIT, GRADIENT), (SLOW,)),
+        ("3.2", "absolute errors", Risk("absolute"), (1.0, 1.0), (SPLIT, GRADIENT), ()),
+        ("3.3", "ridge", _RIDGE, (0.2, 3.0), (SPLIT, EXACT), (GRADIENT, SLOW)),
+    )
 }
 
 # Errors after 200 rounds at a first budget, from an independent calculation in the
@@ -139,11 +134,11 @@ class Experiment:
     out: Path = Path("runs/zcdp_nfl")
 
     def __post_init__(self):
-        report.check_counts(self, "seed")
+        report.check_types(self, "seed")
         check.open_interval(0, 1, delta=self.delta)
-        report.check_each(check.positive, budgets=self.budgets)
+        report.check_each(self, check.positive, "budgets")
         check.one_of(self.budgets, shown=self.shown)
-        report.check_known(FIGURES, figures=self.figures)
+        report.check_each(self, FIGURES, "figures")
 
 
 PRESETS = {
@@ -195,14 +190,11 @@ def make(
         step = figure.step if method == GRADIENT else 1.0
         config = zcdp_grad_nfl.Config(step, 0.5, budget, gradient_bound=1.0)
         return zcdp_grad_nfl.make(config, graph, figure.risk, draw)
-    split = SplitBudget.matching(budget, e.delta, e.rounds)
+    if method == SPLIT:
+        budget = SplitBudget.matching(budget, e.delta, e.rounds)
+    solver = "exact" if method == EXACT else "linearised"
     config = zcdp_nfl.Config(
-        figure.rho,
-        e.step,
-        0.5,
-        "exact" if method == EXACT else "linearised",
-        split if method == SPLIT else budget,
-        gradient_bound=1.0,
+        figure.rho, e.step, 0.5, solver, budget, gradient_bound=1.0
     )
     return zcdp_nfl.make(config, graph, figure.risk, draw)
 

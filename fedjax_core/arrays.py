@@ -120,6 +120,11 @@ def numpy_of(x: Any) -> Any:
     return np if isinstance(x, np.ndarray) else jnp
 
 
+def name_of(path: Any) -> str:
+    """The path of a parameter as text, "Dense_0/kernel", of Flax and of NNX alike."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def num_bytes(tree: PyTree) -> int:
     """Bytes of all arrays of a pytree, or of what has their shapes and dtypes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -8,11 +8,6 @@ import numpy as np
 from jax.core import Tracer
 
 
-def _is_traced(value: Any) -> bool:
-    # A hyper-parameter under vmap or jit has no value to look at yet.
-    return isinstance(value, Tracer)
-
-
 def _require(name: str, value: Any, ok: bool, rule: str) -> None:
     if not ok:
         raise ValueError(f"{name} must be {rule}, got {value!r}.")
@@ -21,8 +16,8 @@ def _require(name: str, value: Any, ok: bool, rule: str) -> None:
 def _known(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The values that are not traced; raises TypeError for one that is no number."""
     for name, value in values.items():
-        if _is_traced(value):
-            continue
+        if isinstance(value, Tracer):
+            continue  # under vmap or jit it has no value to look at yet
         try:
             float(value)
         except (TypeError, ValueError):
@@ -57,12 +52,10 @@ def non_negative(**values: Any) -> None:
 def each_non_negative(of: str, **arrays: Any) -> None:
     """Raises ValueError unless every entry is finite and >= 0; names the first.
 
-    Args:
-      of: what an entry belongs to, as "node".
-      **arrays: by name; traced ones are not looked at.
+    What an entry is of, as "node", is named, too. Traced arrays are not looked at.
     """
     for name, array in arrays.items():
-        if _is_traced(array):
+        if isinstance(array, Tracer):
             continue
         known = np.asarray(array)
         wrong = np.flatnonzero(~(np.isfinite(known) & (known >= 0)))
@@ -101,23 +94,26 @@ def each_in_range(low: float, high: float, **arrays: Any) -> None:
             raise ValueError(f"{name} must be in [{low}, {high}], got {wrong[0]}.")
 
 
-def _int(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {value!r}.")
+def _ints(values: dict[str, Any], low: int, high: float, rule: str) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an int, got {value!r}.")
+        _require(name, value, low <= value < high, rule)
 
 
 def positive_int(**values: Any) -> None:
     """Raises TypeError unless every value is an int, ValueError unless it is >= 1."""
-    for name, value in values.items():
-        _int(name, value)
-        _require(name, value, value >= 1, ">= 1")
+    _ints(values, 1, math.inf, ">= 1")
+
+
+def non_negative_int(**values: Any) -> None:
+    """Raises TypeError unless every value is an int, ValueError unless it is >= 0."""
+    _ints(values, 0, math.inf, ">= 0")
 
 
 def seed(**values: Any) -> None:
     """Raises TypeError unless every value is an int, ValueError unless 0 to 2**63-1."""
-    for name, value in values.items():
-        _int(name, value)
-        _require(name, value, 0 <= value < 2**63, ">= 0 and < 2**63")
+    _ints(values, 0, 2**63, ">= 0 and < 2**63")
 
 
 def one_of(allowed: Collection[Any], **values: Any) -> None:
@@ -127,12 +123,19 @@ def one_of(allowed: Collection[Any], **values: Any) -> None:
         _require(name, value, value in allowed, rule)
 
 
+def one_given(**values: Any) -> None:
+    """Raises ValueError unless exactly one value is given, that is not None."""
+    if sum(value is not None for value in values.values()) != 1:
+        got = " and ".join(f"{name}={value!r}" for name, value in values.items())
+        both = " and ".join(values)
+        raise ValueError(f"exactly one of {both} must be given, got {got}.")
+
+
 def names(**values: Any) -> None:
     """Raises TypeError unless every value is a tuple of strings that are not empty."""
     for name, value in values.items():
-        if not isinstance(value, tuple) or not all(
-            isinstance(x, str) and x for x in value
-        ):
+        named = isinstance(value, tuple) and all(isinstance(x, str) for x in value)
+        if not named or not all(value):
             raise TypeError(f"{name} must be a tuple of names, got {value!r}.")
 
 

@@ -21,12 +21,8 @@ from fedjax_core.types import PyTree
 class HostStore:
     """Client states of R runs, ``[R, N, ...]``, as NumPy arrays.
 
-    Run r has the cohorts of seed r modulo S.
-
-    Args:
-      one: a client's initial state, leaves ``[R, ...]``.
-      num_clients: N.
-      mesh: the devices that run clients.
+    Every client starts with a row of `one`, leaves ``[R, ...]``. Run r has the cohorts
+    of seed r modulo S.
     """
 
     def __init__(self, one: PyTree, num_clients: int, mesh: jax.sharding.Mesh | None):

@@ -15,23 +15,14 @@ _OUT = "{out}"
 
 
 class Command(NamedTuple):
-    """What ran.
+    """What ran."""
 
-    Attributes:
-      command: as it was typed.
-      experiment: its name; empty where a Python program ran.
-      preset: of the experiment.
-      devices: into which the CPU was split, None for its cores.
-      options: all settings of the experiment but for the directory.
-      finished: whether it came to its end.
-    """
-
-    command: str
-    experiment: str = ""
-    preset: str = ""
-    devices: int | None = None
-    options: tuple[str, ...] = ()
-    finished: bool = False
+    command: str  # as it was typed
+    experiment: str = ""  # its name; empty where a Python program ran
+    preset: str = ""  # of the experiment
+    devices: int | None = None  # into which the CPU was split, None for its cores
+    options: tuple[str, ...] = ()  # all settings but for the directory
+    finished: bool = False  # whether it came to its end
 
 
 def of_program() -> Command:
@@ -69,20 +60,14 @@ def recorded(out: Path, command: Command) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if processes.is_first():
-            _put_back(out, before)
+        if processes.is_first() and before is not None:
+            path.write_bytes(before)
+        elif processes.is_first() and not any(out.rglob("config.json")):
+            path.unlink()  # there is nothing to go on with
+            with contextlib.suppress(OSError):
+                out.rmdir()
         raise
     write(out, command._replace(finished=True))
-
-
-def _put_back(out: Path, before: bytes | None) -> None:
-    path = out / FILE
-    if before is not None:
-        path.write_bytes(before)
-    elif not any(out.rglob("config.json")):  # there is nothing to go on with
-        path.unlink()
-        with contextlib.suppress(OSError):
-            out.rmdir()
 
 
 def read(out: Path) -> Command:

@@ -55,11 +55,11 @@ def client_mesh(devices: Sequence[Any] | None = None) -> jax.sharding.Mesh | Non
 
 
 def ship(tree: PyTree, mesh: jax.sharding.Mesh | None, spec: Any = None) -> PyTree:
-    """Puts host arrays on the devices.
+    """Puts host arrays on the devices of a mesh, or on the default device.
 
     Args:
       tree: NumPy arrays.
-      mesh: where to, or None for the default device.
+      mesh: where to.
       spec: a `PartitionSpec`, or a pytree of them that is a prefix of `tree`; None
         copies everything to every device.
 
@@ -69,26 +69,18 @@ def ship(tree: PyTree, mesh: jax.sharding.Mesh | None, spec: Any = None) -> PyTr
     """
     if mesh is None:
         return jax.device_put(tree)
-    spec = Spec() if spec is None else spec
     sharding = jax.tree.map(
-        lambda s: jax.sharding.NamedSharding(mesh, s),
-        spec,
-        is_leaf=lambda s: isinstance(s, Spec),
+        lambda s: jax.sharding.NamedSharding(mesh, s), Spec() if spec is None else spec
     )
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
 
-    def put(where, subtree):
-        return jax.tree.map(
-            lambda x: jax.make_array_from_callback(
-                np.shape(x), where, lambda index: np.asarray(x)[index]
-            ),
-            subtree,
+    def put(where: jax.sharding.Sharding, x: Any) -> jax.Array:
+        return jax.make_array_from_callback(
+            np.shape(x), where, lambda index: np.asarray(x)[index]
         )
 
-    return jax.tree.map(
-        put, sharding, tree, is_leaf=lambda s: isinstance(s, jax.sharding.Sharding)
-    )
+    return jax.tree.map(put, jax.tree.broadcast(sharding, tree), tree)
 
 
 def ship_cohort(
@@ -96,18 +88,13 @@ def ship_cohort(
 ) -> Cohort:
     """Puts a planned cohort on the devices, each device's queue on that device.
 
-    Args:
-      cohort: NumPy arrays, as `plan.Draft.build` makes them.
-      mesh: where to, or None for the default device.
-      lead: axes in front of every array, over rounds and seeds.
+    `lead` axes stand in front of every array, over rounds and seeds.
     """
     mine: Any = Spec(*[None] * lead, "clients")
-    spec: Any = jax.tree.map(lambda _: Spec(), cohort)
-    examples = cohort.examples
-    if examples is not None:
-        whole = Spec() if not cohort.sharded_examples else mine
-        examples = dict.fromkeys(examples, whole)
+    whole = mine if cohort.sharded_examples else Spec()
     spec = dataclasses.replace(
-        spec, queue=Queue(mine, mine, mine, mine), examples=examples
+        jax.tree.map(lambda _: Spec(), cohort),
+        queue=Queue(mine, mine, mine, mine),
+        examples=cohort.examples and dict.fromkeys(cohort.examples, whole),
     )
     return ship(cohort, mesh, spec)

@@ -22,8 +22,9 @@ References:
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +35,12 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check, server
 from fedjax_core.arrays import num_bytes, wide
-from fedjax_core.local import local_sgd
+from fedjax_core.local import LocalConfig, local_sgd
 from fedjax_core.map import all_finite
 from fedjax_core.metrics import Bytes, Mean, value
 from fedjax_core.models.model import Model
 from fedjax_core.parts import check_parts
+from fedjax_core.reduce import Reduction, mean
 from fedjax_core.types import (
     Batch,
     ClientProgram,
@@ -47,41 +49,34 @@ from fedjax_core.types import (
     LocalWork,
     LossFn,
     Params,
+    Positive,
+    PositiveInt,
     PyTree,
     Stateful,
+    Work,
     trained,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Hyper-parameters that methods with distillation have in common.
+class Config(LocalConfig):
+    """Hyper-parameters of methods with distillation, with those of `LocalConfig`.
 
     Attributes:
       num_classes: K.
-      client_lr: step size of the clients' SGD.
       distil_lr: step size of Adam in distillation.
-      work: local work per client and round.
       public_work: epochs, or steps, of distillation, and their batch size.
     """
 
-    num_classes: int = 10
-    client_lr: float = 0.1
-    distil_lr: float = 1e-3
-    work: LocalWork = LocalWork()
-    public_work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr, distil_lr=self.distil_lr)
-        check.positive_int(num_classes=self.num_classes)
-        check.instance(LocalWork, public_work=self.public_work)
+    num_classes: PositiveInt = 10
+    distil_lr: Positive = 1e-3
+    public_work: Work = LocalWork()
 
 
 def needs(num_classes: int) -> Callable[[Model, Any], None]:
     """What methods with labels of so many classes need, as `Algorithm.needs`."""
 
     def check_classes(model: Model, data: Any) -> None:
-        del data
         own = model.ids["y"].num if "y" in model.ids else num_classes
         if own != num_classes:
             raise ValueError(
@@ -137,6 +132,14 @@ def soft_loss(loss_fn: LossFn, num_classes: int) -> LossFn:
     return loss
 
 
+def _log_probabilities(
+    loss_fn: LossFn, num_classes: int, params: Params, batch: Batch
+) -> jax.Array:
+    key = jax.random.key(0)  # of no use to a deterministic loss
+    losses, _ = _losses_by_class(loss_fn, num_classes, params, batch, key)
+    return jax.nn.log_softmax(-wide(losses))
+
+
 def logits_of_loss(loss_fn: LossFn, num_classes: int) -> LogitsFn:
     """Log-probabilities of classes by a loss that is the same in training.
 
@@ -151,9 +154,7 @@ def logits_of_loss(loss_fn: LossFn, num_classes: int) -> LogitsFn:
                 "logits must be given for a model with running statistics, as "
                 "logits_of_model(model), got None."
             )
-        key = jax.random.key(0)  # of no use to a deterministic loss
-        losses, _ = _losses_by_class(loss_fn, num_classes, params, batch, key)
-        return jax.nn.log_softmax(-wide(losses))
+        return _log_probabilities(loss_fn, num_classes, params, batch)
 
     return logits
 
@@ -168,16 +169,27 @@ def logits_of_model(model: Model) -> LogitsFn:
         raise ValueError("model must have ids of 'y', its classes, got none.")
 
     def evaluated(params: Params, batch: Batch, key: Key) -> Any:
-        del key
         losses = value(model.metrics(params, batch)["loss"])
         return (losses, ()) if isinstance(params, Stateful) else losses
 
-    def logits(params: Params, batch: Batch) -> jax.Array:
-        key, classes = jax.random.key(0), model.ids["y"].num
-        losses, _ = _losses_by_class(evaluated, classes, params, batch, key)
-        return jax.nn.log_softmax(-wide(losses))
+    return functools.partial(_log_probabilities, evaluated, model.ids["y"].num)
 
-    return logits
+
+class Parts(TypedDict, total=False):
+    """What the `make` of a method with a public set takes beside config and loss.
+
+    Attributes:
+      client_optimizer: instead of SGD with ``config.client_lr``.
+      distil_optimizer: instead of Adam with ``config.distil_lr``.
+      reduce: instead of the uniform mean of labels.
+      logits: of a model with dropout or running statistics, in evaluation, as
+        `logits_of_model` makes them.
+    """
+
+    client_optimizer: optax.GradientTransformation | None
+    distil_optimizer: optax.GradientTransformation | None
+    reduce: Reduction | None
+    logits: LogitsFn | None
 
 
 class Plugs(NamedTuple):
@@ -187,12 +199,14 @@ class Plugs(NamedTuple):
       client: optimiser of clients.
       distil: ``(params, public, labels, key, **how) -> (params, loss)``, as `distil`.
       logits: of a model.
-      names: for `Algorithm.parts`.
+      reduce: of labels.
+      names: of the optimisers, for `Algorithm.parts`.
     """
 
     client: optax.GradientTransformation
     distil: Callable[..., tuple[Params, jax.Array]]
     logits: LogitsFn
+    reduce: Reduction
     names: dict[str, str]
 
 
@@ -200,20 +214,20 @@ def plugs(
     kind: type,
     config: Config,
     loss_fn: LossFn,
-    client_optimizer: optax.GradientTransformation | None,
-    distil_optimizer: optax.GradientTransformation | None,
-    logits: LogitsFn | None,
-    **parts: Any,
+    client_optimizer: optax.GradientTransformation | None = None,
+    distil_optimizer: optax.GradientTransformation | None = None,
+    logits: LogitsFn | None = None,
+    reduce: Reduction | None = None,
 ) -> Plugs:
     """What is given, or SGD on clients, Adam in distillation and `logits_of_loss`.
 
     Raises:
-      TypeError: one of them, or of `parts`, is not what `check_parts` asks for, or
-        `logits` is no function.
+      TypeError: one of them is not what `check_parts` asks for, or `logits` is no
+        function.
     """
     check_parts(
         kind, config, loss_fn, client_optimizer=client_optimizer,
-        distil_optimizer=distil_optimizer, **parts,
+        distil_optimizer=distil_optimizer, reduce=reduce,
     )  # fmt: skip
     if logits is None:
         logits = logits_of_loss(loss_fn, config.num_classes)
@@ -222,19 +236,13 @@ def plugs(
             f"logits must be a function, as logits_of_model(model) is, got {logits!r}."
         )
     optimizer = distil_optimizer or optax.adam(config.distil_lr)
-
-    def learn(
-        params: Params, examples: Examples, labels: jax.Array, key: Key, **how: Any
-    ) -> tuple[Params, jax.Array]:
-        work = config.public_work
-        return distil(loss_fn, optimizer, params, examples, labels, key, work, **how)
-
+    learn = functools.partial(distil, loss_fn, optimizer, work=config.public_work)
     names = {
         "client_optimizer": "custom" if client_optimizer else "sgd",
         "distil_optimizer": "custom" if distil_optimizer else "adam",
     }
     client = client_optimizer or optax.sgd(config.client_lr)
-    return Plugs(client, learn, logits, names)
+    return Plugs(client, learn, logits, reduce or mean("uniform"), names)
 
 
 def predict(
@@ -299,15 +307,13 @@ def informative(logits: jax.Array, n: int, by: str, key: Key) -> jax.Array:
     check.in_range(1, logits.shape[0], n=n)
     log_q = jax.nn.log_softmax(wide(logits))
     largest = lax.top_k(jnp.exp(log_q), 2)[0]
-    if by == "random":
-        score = jax.random.uniform(key, log_q.shape[:1])
-    elif by == "entropy":
-        score = -(jnp.exp(log_q) * log_q).sum(-1)
-    elif by == "certainty":
-        score = -largest[:, 0]
-    else:
-        score = largest[:, 1] - largest[:, 0]
-    return lax.top_k(score, n)[1]
+    score = {
+        "random": lambda: jax.random.uniform(key, log_q.shape[:1]),
+        "entropy": lambda: -(jnp.exp(log_q) * log_q).sum(-1),
+        "certainty": lambda: -largest[:, 0],
+        "margin": lambda: largest[:, 1] - largest[:, 0],
+    }
+    return lax.top_k(score[by](), n)[1]
 
 
 def distil(
@@ -350,11 +356,8 @@ def weighted(outputs: jax.Array, scores: jax.Array | None = None) -> Mean:
 
     Summed by `fedjax_core.reduce.total`, and over passes by ``+``, it is the numerator
     and the denominator of what `ensemble` divides: :math:`\sum_i s_i F_i` and
-    :math:`\sum_i s_i`.
-
-    Args:
-      outputs: logits or probabilities.
-      scores: ``[n]`` > 0, the client's weight on each example; None is 1 everywhere.
+    :math:`\sum_i s_i`. Outputs are logits or probabilities, `scores` ``[n]`` > 0 the
+    client's weight on each example; None is 1 everywhere.
     """
     if scores is None:
         return Mean(outputs, jnp.ones((outputs.shape[0], 1), outputs.dtype))

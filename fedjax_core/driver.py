@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import check, processes
@@ -19,11 +18,13 @@ from fedjax_core.history import History
 from fedjax_core.interrupt import HeldInterrupt
 from fedjax_core.progress import RoundsBar
 from fedjax_core.record import to_json
-from fedjax_core.result import Exclusion, Result
+from fedjax_core.result import Result
+from fedjax_core.rounds import joined_seeds
 from fedjax_core.run_dir import RunDir, versions
 from fedjax_core.types import PyTree
 
 _LOG = logging.getLogger("fedjax_core")
+_CHECKS = ("finite_model", "idle")  # reported by rounds, and not recorded
 _SHOWN = 2  # evaluated metrics beside the bar
 _AT_RISK = 30.0  # seconds of work that a crash may cost, where nobody says in rounds
 
@@ -60,14 +61,11 @@ class Report(NamedTuple):
 class Machine(Protocol):
     """What runs rounds: cohorts of clients, or steps of a network."""
 
+    execution: Any  # how rounds run
+
     @property
     def state(self) -> Any:
         """The state after the last round, leaves ``[S, ...]``."""
-        ...
-
-    @property
-    def execution(self) -> Any:
-        """How rounds run."""
         ...
 
     @property
@@ -108,24 +106,12 @@ class Machine(Protocol):
 class Cell(NamedTuple):
     """What a machine runs for every seed, beside others that differ in numbers.
 
-    Attributes:
-      config: makes what decides the numbers: recorded, and compared when resuming. To
-        make it can be to read all data, so it is asked for only where it is of use.
-      run_dir: where to record the runs, or None.
+    `config` makes what decides the numbers: recorded, and compared when resuming. To
+    make it can be to read all data, so it is asked for only where it is of use.
     """
 
     config: Callable[[], dict[str, Any]]
-    run_dir: str | os.PathLike | None = None
-
-
-class Bar(Protocol):
-    """What is told how far rounds are."""
-
-    def update(
-        self, round: int, rounds_per_second: float, metrics: Mapping[str, Any]
-    ) -> None:
-        """Shows that so many rounds are done."""
-        ...
+    run_dir: str | os.PathLike | None = None  # where to record the runs
 
 
 def drive(
@@ -156,7 +142,7 @@ def drive_cells(
     checkpoint_every: int | None,
     resume: bool,
     callbacks: Sequence[Callable[[Report], bool | None]] = (),
-    progress: bool | Bar = False,
+    progress: bool | RoundsBar = False,
     client_ids: tuple[str, ...] = (),
     strict: bool = False,
     broken: str = "the state is not finite",
@@ -181,7 +167,8 @@ def drive_cells(
       How each cell ended. One that can't go on leaves the others alone.
     """
     check.positive_int(rounds=rounds)
-    _check_callbacks(callbacks)
+    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
+        raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}.")
     if resume and any(cell.run_dir is None for cell in cells):
         raise ValueError("resume needs a run_dir to continue, got run_dir=None.")
     # Recorded as given: a longer run may go on with the default of a shorter one.
@@ -207,7 +194,7 @@ def drive_cells(
             state = machine.state  # of all cells: putting it together copies
             restored = [log.load(state) for log in logs]
             if all(state is not None for state in restored):
-                machine.restore(_joined(restored))
+                machine.restore(joined_seeds(restored))
         started = logs[0].history.rounds
         assert all(log.history.rounds == started for log in logs)
 
@@ -224,24 +211,24 @@ def drive_cells(
 
         if started >= rounds:
             return [result(log) for log in logs]
-        if isinstance(progress, bool):
-            bar = cleanup.enter_context(RoundsBar(started, rounds, progress))
-        else:
-            bar = progress
+        bar = progress
+        if isinstance(bar, bool):
+            bar = cleanup.enter_context(RoundsBar(started, rounds, bar))
         marks = (eval_every, save_every)
         spans = _spans(started, rounds, marks, machine.longest())
         chunks = machine.advance(list(spans))
         cleanup.callback(chunks.close)
         interrupt = HeldInterrupt(any(log.record for log in logs))
         cleanup.enter_context(interrupt)
-        clock, running, saved = _Clock(machine), logs, time.monotonic()
+
+        def clock() -> float:
+            return time.perf_counter() - machine.compile_seconds
+
+        running, saved, begun = logs, time.monotonic(), clock()
         for metrics, cohorts in chunks:
-            seconds += clock.lap()
-            finite = metrics.pop("finite_model")
-            idle = metrics.pop("idle", np.zeros_like(finite))
+            seconds += clock() - begun
             for log in running:
-                message = log.add(metrics, finite, idle, cohorts, strict, broken)
-                if message:
+                if message := log.add(metrics, cohorts, strict, broken):
                     log.error = NonFiniteUpdateError(message)
                     log.error.result = result(log)
             running = [log for log in running if log.error is None]
@@ -253,10 +240,14 @@ def drive_cells(
                 values, per_client = machine.evaluate()
                 for log in running:
                     log.history.add_evaluation(log.part(values), log.part(per_client))
-            for log in running:
-                if log.record:
-                    log.history.save(log.record)
-            train = {k: v.swapaxes(0, 1) for k, v in metrics.items() if v.ndim == 2}
+            records = [(log, log.record) for log in running if log.record]
+            for log, record in records:
+                log.history.save(record)
+            train = {
+                k: v.swapaxes(0, 1)
+                for k, v in metrics.items()
+                if v.ndim == 2 and k not in _CHECKS
+            }
             stop = False
             if callbacks:  # the state of several seeds has to be put together
                 of_all = seeds * len(cells)
@@ -264,7 +255,6 @@ def drive_cells(
                 stops = [f(report) for f in callbacks]  # each of them is called
                 stop = processes.first_says(any(stops))
             stop |= interrupt.came
-            records = [(log, log.record) for log in running if log.record]
             due = done % save_every == 0
             if records and due and checkpoint_every is None:
                 due = processes.first_says(time.monotonic() - saved > _AT_RISK)
@@ -281,7 +271,7 @@ def drive_cells(
             )
             if stop:
                 break
-            clock.start()
+            begun = clock()
         return [log.error or result(log) for log in logs]
 
 
@@ -320,60 +310,41 @@ class _Log:
         return self.record.restore({"state": self.part(state)})["state"]
 
     def add(
-        self,
-        metrics: Mapping[str, np.ndarray],
-        finite: np.ndarray,
-        idle: np.ndarray,
-        cohorts: Any,
-        strict: bool,
-        broken: str,
+        self, metrics: Mapping[str, np.ndarray], cohorts: Any, strict: bool, broken: str
     ) -> str:
         """Takes in the rounds of a chunk; why the cell can't go on, or nothing."""
         metrics = {k: v[:, self._mine] for k, v in metrics.items()}
-        finite, idle = finite[:, self._mine], idle[:, self._mine]
-        seeds = self.history.seeds
+        finite = metrics.pop("finite_model")
+        idle = metrics.pop("idle", np.zeros_like(finite))
         excluded = self.history.add_rounds(metrics, cohorts)
         for e in excluded:
             _LOG.warning(
                 "round %d, seed %d: client %s excluded, its %s is not finite", *e
             )
-        done = self.history.rounds
-        message = _refusal(done, seeds, idle, metrics, excluded, strict)
-        if not message and not finite.all():
-            message = _lost(done, seeds, finite, metrics, excluded, broken)
-        return message
-
-
-def _joined(states: Sequence[PyTree]) -> PyTree:
-    """Leaves ``[S, ...]`` of all cells as ``[R, ...]``, where they are."""
-    if len(states) == 1:
-        return states[0]
-
-    def join(*xs: Any) -> Any:
-        on_host = isinstance(xs[0], np.ndarray)
-        return (np if on_host else jnp).concatenate(xs)
-
-    return jax.tree.map(join, *states)
-
-
-class _Clock:
-    """Laps without the time that went into compiling."""
-
-    def __init__(self, machine: Machine):
-        self._machine = machine
-        self.start()
-
-    def start(self) -> None:
-        self._from = time.perf_counter() - self._machine.compile_seconds
-
-    def lap(self) -> float:
-        now = time.perf_counter() - self._machine.compile_seconds
-        return now - self._from
-
-
-def _check_callbacks(callbacks: Any) -> None:
-    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
-        raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}.")
+        first, seeds = self.history.rounds - len(finite) + 1, self.history.seeds
+        # Not where noise is added: that a run ends would tell that nobody took part.
+        nobody = idle & (metrics.get("excluded_clients", 0) > 0)
+        lost = {(first + k, seeds[s]) for k, s in np.argwhere(nobody)}
+        for e in excluded:
+            where = f"round {e.round}, seed {e.seed}"
+            what = f"the {e.stage} of client {e.client_id}"
+            if strict:
+                return f"{where}: {what} is not finite."
+            if (e.round, e.seed) in lost:
+                return (
+                    f"every update of a cohort was excluded because it was not finite; "
+                    f"first at {where}: {what}."
+                )
+        if finite.all():
+            return ""
+        k, s = np.argwhere(~finite)[0]
+        message = f"round {first + k}, seed {seeds[s]}: {broken}"
+        if "valid_clients" in metrics:
+            message += f"; {int(metrics['valid_clients'][k, s])} clients counted"
+        ids = [e.client_id for e in excluded if e[:2] == (first + k, seeds[s])]
+        if ids:
+            message += f"; not finite and excluded: {', '.join(ids)}"
+        return f"{message}."
 
 
 def _spans(
@@ -387,60 +358,11 @@ def _spans(
         start += count
 
 
-def _refusal(
-    done: int,
-    seeds: Sequence[int],
-    idle: np.ndarray,
-    metrics: Mapping[str, np.ndarray],
-    excluded: list[Exclusion],
-    strict: bool,
-) -> str:
-    """Why clients that these rounds excluded can't be passed over, or nothing."""
-    if not excluded:
-        return ""
-    # Not where noise is added: that a run ends would tell that nobody took part.
-    nobody = idle & (metrics["excluded_clients"] > 0)
-    first = done - len(nobody) + 1
-    lost = {(first + k, seeds[s]) for k, s in np.argwhere(nobody)}
-    for e in excluded:
-        where = f"round {e.round}, seed {e.seed}"
-        broken = f"the {e.stage} of client {e.client_id}"
-        if strict:
-            return f"{where}: {broken} is not finite."
-        if (e.round, e.seed) in lost:
-            return (
-                f"every update of a cohort was excluded because it was not finite; "
-                f"first at {where}: {broken}."
-            )
-    return ""
-
-
-def _lost(
-    done: int,
-    seeds: Sequence[int],
-    finite: np.ndarray,
-    metrics: Mapping[str, np.ndarray],
-    excluded: list[Exclusion],
-    broken: str,
-) -> str:
-    """Where the state stopped being finite, and whose updates were there."""
-    k, s = np.argwhere(~finite)[0]
-    round, seed = done - len(finite) + k + 1, seeds[s]
-    message = f"round {round}, seed {seed}: {broken}"
-    if "valid_clients" in metrics:
-        message += f"; {int(metrics['valid_clients'][k, s])} clients counted"
-    ids = [e.client_id for e in excluded if (e.round, e.seed) == (round, seed)]
-    if ids:
-        message += f"; not finite and excluded: {', '.join(ids)}"
-    return f"{message}."
-
-
 def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     """One or several seeds as a tuple.
 
     Raises:
-      TypeError: a seed is no int.
-      ValueError: a seed outside 0..2**32 - 1, twice, or none.
+      TypeError, ValueError: a seed is no int, outside 0..2**32 - 1, twice, or none.
     """
     if isinstance(seeds, np.ndarray):
         seeds = seeds.tolist()

@@ -25,17 +25,24 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from fedjax_core import check
 from fedjax_core.arrays import along_rows, wide
 from fedjax_core.models.generative import Classifier
 from fedjax_core.reduce import Reduction, monoid
-from fedjax_core.types import Batch, Key, LossFn, Params
+from fedjax_core.types import (
+    Batch,
+    Checked,
+    Key,
+    LossFn,
+    NonNegative,
+    Params,
+    PositiveInt,
+)
 
 Range: TypeAlias = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chains:
+class Chains(Checked):
     r"""Hyper-parameters of energies, of clients' chains and of the server's.
 
     Attributes:
@@ -52,26 +59,20 @@ class Chains:
       gradient_within: range of the entries of energies' gradients.
     """
 
-    chain_steps: int = 1
-    chain_step_size: float = 1.0
-    chain_noise: float = 0.01
-    rounds: int = 500
-    first_step: float = 10.0
-    last_step: float = 0.01
+    chain_steps: PositiveInt = 1
+    chain_step_size: NonNegative = 1.0
+    chain_noise: NonNegative = 0.01
+    rounds: PositiveInt = 500
+    first_step: NonNegative = 10.0
+    last_step: NonNegative = 0.01
     schedule: Literal["ddpm", "half"] = "ddpm"
-    noise: float = 0.01
+    noise: NonNegative = 0.01
     kind: Literal["joint", "marginal"] = "joint"
     within: Range | None = None
     gradient_within: Range | None = None
 
     def __post_init__(self):
-        check.positive_int(chain_steps=self.chain_steps, rounds=self.rounds)
-        check.non_negative(
-            chain_step_size=self.chain_step_size, chain_noise=self.chain_noise,
-            first_step=self.first_step, last_step=self.last_step, noise=self.noise,
-        )  # fmt: skip
-        check.one_of(("ddpm", "half"), schedule=self.schedule)
-        check.one_of(("joint", "marginal"), kind=self.kind)
+        super().__post_init__()
         for name in ("within", "gradient_within"):
             bounds = getattr(self, name)
             if bounds is not None and not bounds[0] < bounds[1]:
@@ -172,7 +173,6 @@ def contrast(
     cross_entropy = optax.losses.softmax_cross_entropy_with_integer_labels
 
     def loss(params: Params, batch: Batch, key: Key) -> jax.Array:
-        del key
         many = len(batch["x"])
         x = jnp.concatenate([batch["x"], chain, replayed])  # one pass, not three
         of_all = classifier.logits(params, x)
@@ -226,7 +226,6 @@ def mixture() -> Reduction:
         return _Sum(one - jnp.inf, one, x)
 
     def finish(total, cast):
-        del cast
         weight = jnp.where(total.weight > 0, total.weight, 1)
         return total.gradient / along_rows(weight, total.gradient)
 

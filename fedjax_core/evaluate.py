@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from fedjax_core import check
@@ -22,7 +23,7 @@ from fedjax_core.devices import Spec, ship
 from fedjax_core.execution import batch_shapes
 from fedjax_core.metrics import Mean
 from fedjax_core.rounds import replicated
-from fedjax_core.types import Batch, Metrics, Params, PyTree
+from fedjax_core.types import Batch, Metrics, Params
 
 # Rows added up before they join a larger sum, and bytes shipped at once.
 _CHUNK_ROWS, _CHUNK_BYTES = 2**16, 2**26
@@ -75,13 +76,9 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Adds up the metrics of any model over one split, client by client.
 
-    Args:
-      metrics_fn: what to measure.
-      packed: the split.
-      mesh: devices that share the batches, or None.
-      batch_size: examples evaluated at once.
-      on_host: leave the examples where they are, memory-mapped perhaps, and ship them
-        chunk by chunk in every evaluation. Otherwise the devices hold them all.
+    Arguments are as in `compile_evaluation`. Examples that stay on the host,
+    memory-mapped perhaps, are shipped chunk by chunk in every evaluation; otherwise the
+    devices hold them all.
     """
 
     def __init__(
@@ -159,22 +156,18 @@ class Evaluator:
         def add_chunk(total, piece):
             # Or XLA adds the examples to the running totals after all.
             sums = lax.optimization_barrier(chunk(params, *piece))
-            return jax.tree.map(jnp.add, total, sums), ()
+            return optax.tree.add(total, sums), ()
 
         return lax.scan(add_chunk, by_client, data)[0]
 
     def pieces(self) -> Iterator[tuple]:
         """The split in pieces, whose sums add; all of it at once unless `on_host`."""
         if self._data is not None:
-            yield self._data
-            return
-        for chunk in range(self._chunks):
-            yield self._ship(chunk, 1)
+            return iter([self._data])
+        return (self._ship(chunk, 1) for chunk in range(self._chunks))
 
 
-@jax.jit
-def _add(a: PyTree, b: PyTree) -> PyTree:
-    return jax.tree.map(jnp.add, a, b)
+_add = jax.jit(optax.tree.add)
 
 
 def per_example(metrics_fn: MetricsFn, params: Params, batch: Batch) -> Metrics:
@@ -215,11 +208,8 @@ def zero_sums(
     metrics_fn: MetricsFn, params: Params, packed: Packed, batch_size: int
 ) -> Metrics:
     """Sums over no example of `packed`, in the structure of `per_example`."""
-    shapes = jax.eval_shape(
-        functools.partial(per_example, metrics_fn),
-        params,
-        batch_shapes(packed, batch_size),
-    )
+    adds = functools.partial(per_example, metrics_fn)
+    shapes = jax.eval_shape(adds, params, batch_shapes(packed, batch_size))
     return jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), shapes)
 
 
@@ -282,13 +272,13 @@ def evaluate(
     client_summaries: ClientSummaries | None = None,
 ) -> Evaluation:
     """Evaluates one model on one split; compiled once per call."""
-    client_summaries = {} if client_summaries is None else client_summaries
-    check.functions(client_summaries=client_summaries)
+    if client_summaries is not None:
+        check.functions(client_summaries=client_summaries)
     evaluator = Evaluator(metrics_fn, packed)
     sums = jax.jit(evaluator.sums)(params, *evaluator.pieces())
     # A NaN here marks a client without examples; those of a model are in the sums.
     with jax.debug_nans(False):
-        return jax.jit(lambda sums: averages(sums, client_summaries))(sums)
+        return jax.jit(lambda sums: averages(sums, client_summaries or {}))(sums)
 
 
 def compile_averages(
@@ -330,12 +320,9 @@ def compile_evaluation(
       ``params -> (scalars, per_client)``: name -> ``[S]`` and name -> ``[S, N]``, with
       names as in "test_accuracy".
     """
-    evaluators = {
-        name: Evaluator(metrics_fn, split, mesh, on_host=on_host)
-        for name, split in filled_splits(data, splits).items()
-    }
 
-    def compiled_sums(evaluator: Evaluator) -> Callable[[Params], Metrics]:
+    def compiled_sums(split: Packed) -> Callable[[Params], Metrics]:
+        evaluator = Evaluator(metrics_fn, split, mesh, on_host=on_host)
         sums = jax.jit(
             lambda params, piece: lax.map(lambda p: evaluator.sums(p, piece), params),
             out_shardings=replicated(mesh),
@@ -344,7 +331,7 @@ def compile_evaluation(
             _add, (sums(params, piece) for piece in evaluator.pieces())
         )
 
-    sums = {name: compiled_sums(evaluator) for name, evaluator in evaluators.items()}
+    sums = {k: compiled_sums(split) for k, split in filled_splits(data, splits).items()}
     finish = compile_averages(mesh, client_summaries or {})
     return lambda params: named({k: finish(f(params)) for k, f in sums.items()})
 

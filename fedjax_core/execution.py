@@ -97,12 +97,10 @@ def choose_execution(
     params = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, model.init(jax.random.key(0)))
     )
-    mesh = client_mesh()
+    mesh, parameters = client_mesh(), num_parameters(params)
     if jax.default_backend() == "cpu":
-        work_per_round = round_operations(
-            train, work, num_parameters(params), cohort_size
-        )
-        small = work_per_round < _WORTH_SPLITTING and jax.process_count() == 1
+        operations = round_operations(train, work, parameters, cohort_size)
+        small = operations < _WORTH_SPLITTING and jax.process_count() == 1
         return Execution(mesh=None if small else mesh)
     stats = jax.local_devices()[0].memory_stats() or {}
     free = stats.get("bytes_limit", 2**33) - stats.get("bytes_in_use", 0)
@@ -111,21 +109,17 @@ def choose_execution(
     fit = processes.least(max(free - population, free // 4) / 2 / (need * runs))
     share = max(1, math.ceil(cohort_size / jax.device_count()))
     steps = _typical_cohort(num_steps(train.sizes, work), share)
-    block = _cheapest_block(
-        steps, int(max(fit, 1)), 6.0 * work.batch_size * num_parameters(params)
-    )
+    operations = 6.0 * work.batch_size * parameters
+    block = _cheapest_block(steps, int(max(fit, 1)), operations)
     return Execution(block_size=block, mesh=mesh)
 
 
 def choose_client_store(state: PyTree, mesh: jax.sharding.Mesh | None) -> str:
     """Where `simulate` keeps the rows of clients unless it is told.
 
-    Devices each hold a copy of all rows. On CPU that is memory and time for nothing
-    once there is more than `_WORTH_SHARING`; on an accelerator it may not fit.
-
-    Args:
-      state: shapes of all seeds' states, with rows of all clients.
-      mesh: the devices that run clients.
+    Devices of the mesh each hold a copy of all rows in `state`, shapes of all seeds. On
+    CPU that is memory and time for nothing once there is more than `_WORTH_SHARING`; on
+    an accelerator it may not fit.
     """
     rows = num_bytes(getattr(state, "clients", ()))
     if jax.default_backend() != "cpu":
@@ -143,16 +137,12 @@ def _typical_cohort(steps: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cheapest_block(steps: np.ndarray, most: int, operations: float) -> int:
-    """The number of clients side by side that runs a cohort in the least time.
+    """The number of clients side by side, at most `most`, that costs a cohort least.
 
-    A block takes as many steps as its longest client, and a step of L clients costs
-    what L clients cost and the launches, worth `_LAUNCHES / operations` clients more.
-    Large blocks share the launches, small ones wait less for the longest client.
-
-    Args:
-      steps: ``[n]`` step counts, decreasing.
-      most: the largest block that fits into memory.
-      operations: of one client's step.
+    Steps ``[n]`` decrease. A block takes as many as its longest client, and a step of L
+    clients costs what L clients cost, each so many `operations`, and the launches,
+    worth `_LAUNCHES / operations` clients more. Large blocks share the launches, small
+    ones wait less for the longest client.
     """
     n = len(steps)
     most = min(most, n)

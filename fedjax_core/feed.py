@@ -1,13 +1,12 @@
 """Feeds: draw, plan and ship the cohorts of coming rounds while a round runs.
 
-`ResidentFeed` keeps the population's examples on the devices and ships int32 indices.
-`HostFeed` keeps them on the host, memory-mapped if need be, and ships the examples of
-the drawn clients. Both make the same cohorts.
+Both kinds make the same cohorts.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -62,16 +61,9 @@ def check_trainable(train: Packed, work: LocalWork) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Feed:
-    """Makes chunks of cohorts; see `ResidentFeed` and `HostFeed`.
+    """Makes chunks of cohorts for `seeds` side by side, of `max_rounds` K at most.
 
-    Attributes:
-      train: the population's examples.
-      work: local work per client.
-      participation: how cohorts are drawn.
-      seeds: one run each, side by side on an axis S.
-      execution: blocks and devices.
-      max_rounds: K, rounds in a chunk at most.
-      sharded_state: client state travels with the cohort, see `Cohort`.
+    Client state travels with cohorts that are `sharded_state`, see `Cohort`.
     """
 
     train: Packed
@@ -81,6 +73,14 @@ class Feed:
     execution: Execution
     max_rounds: int = 1
     sharded_state: bool = False
+
+    _local = False
+
+    def examples(self) -> dict[str, jax.Array] | None:
+        """The population's examples on every device, ``[n, ...]``; None on the host."""
+        if self._local:
+            return None
+        return ship(dict(self.train.examples), self.execution.mesh)
 
     def usual(self) -> Capacity:
         """Capacity of the compiled round."""
@@ -131,11 +131,15 @@ class Feed:
         )
 
     def _build(self, draft: Draft, capacity: Capacity) -> Cohort:
-        return draft.build(
+        cohort = draft.build(
             capacity,
             num_clients=self.train.num_clients,
             sharded_state=self.sharded_state,
+            local=self._local,
         )
+        if not self._local:
+            return cohort
+        return with_local_examples(cohort, draft, self.train, capacity)
 
 
 def _stack(trees: Sequence[Cohort]) -> Cohort:
@@ -147,24 +151,16 @@ def _stack(trees: Sequence[Cohort]) -> Cohort:
 
 
 class ResidentFeed(Feed):
-    """The population lives on the devices; a chunk ships indices."""
-
-    def examples(self) -> dict[str, jax.Array]:
-        """The population's examples on every device, name -> ``[n, ...]``."""
-        return ship(dict(self.train.examples), self.execution.mesh)
+    """The population lives on the devices; a chunk ships int32 indices."""
 
 
 class HostFeed(Feed):
-    """The population stays on the host; a chunk ships what its clients hold."""
+    """The population stays on the host, memory-mapped if need be.
 
-    def _build(self, draft: Draft, capacity: Capacity) -> Cohort:
-        cohort = draft.build(
-            capacity,
-            num_clients=self.train.num_clients,
-            sharded_state=self.sharded_state,
-            local=True,
-        )
-        return with_local_examples(cohort, draft, self.train, capacity)
+    A chunk ships the examples that its clients hold.
+    """
+
+    _local = True
 
 
 def with_local_examples(
@@ -190,14 +186,13 @@ class Prefetch:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
 
     def __iter__(self) -> Iterator[Chunk]:
-        ahead: Future | None = None
+        asked = (
+            self._pool.submit(self._feed.chunk, *span, self._usual)
+            for span in self._spans
+        )
         try:
-            for i in range(len(self._spans)):
-                now = ahead or self._submit(i)
-                ahead = self._submit(i + 1) if i + 1 < len(self._spans) else None
+            for now, _ahead in itertools.pairwise(itertools.chain(asked, [None])):
+                assert now is not None
                 yield now.result()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _submit(self, i: int) -> Future:
-        return self._pool.submit(self._feed.chunk, *self._spans[i], self._usual)

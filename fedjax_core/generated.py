@@ -29,12 +29,16 @@ from fedjax_core.models.generative import ConditionalVAE as ConditionalVAE
 from fedjax_core.types import (
     Algorithm,
     Batch,
+    Checked,
     Cohort,
     Key,
     LocalWork,
     LossFn,
     Metrics,
     Params,
+    Positive,
+    PositiveInt,
+    Work,
 )
 
 Samples = Callable[[Params], jax.Array]
@@ -42,7 +46,7 @@ Samples = Callable[[Params], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Checked):
     """Hyper-parameters that methods whose server makes examples have in common.
 
     Attributes:
@@ -52,15 +56,10 @@ class Config:
       fit_work: epochs, or steps, of it over what was made.
     """
 
-    num_classes: int = 10
+    num_classes: PositiveInt = 10
     work: LocalWork = LocalWork(batch_size=64)
-    fit_lr: float = 1e-3
-    fit_work: LocalWork = LocalWork(batch_size=10, epochs=30)
-
-    def __post_init__(self):
-        check.positive_int(num_classes=self.num_classes)
-        check.positive(fit_lr=self.fit_lr)
-        check.instance(LocalWork, fit_work=self.fit_work)
+    fit_lr: Positive = 1e-3
+    fit_work: Work = LocalWork(batch_size=10, epochs=30)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,13 +71,8 @@ class Drawing(Config):
       per_class: examples of each class that are drawn.
     """
 
-    client_lr: float = 1e-3
-    per_class: int = 10
-
-    def __post_init__(self):
-        super().__post_init__()
-        check.positive(client_lr=self.client_lr)
-        check.positive_int(per_class=self.per_class)
+    client_lr: Positive = 1e-3
+    per_class: PositiveInt = 10
 
 
 def balanced_labels(num_samples: int, num_classes: int) -> jax.Array:
@@ -100,7 +94,6 @@ def cross_entropy(classifier: Classifier) -> LossFn:
     """Its loss, by example."""
 
     def loss(params: Params, batch: Batch, key: Key) -> jax.Array:
-        del key
         logits = classifier.logits(params, batch["x"])
         return optax.losses.softmax_cross_entropy_with_integer_labels(
             logits, batch["y"]
@@ -146,10 +139,7 @@ def drawn(
 ) -> Samples:
     """The generator's examples, of the same noise each time.
 
-    Args:
-      config: how many of how many classes.
-      generate: ``(params, z [M, latent], y [M]) -> x``.
-      latent: length of z.
+    `generate` is ``(params, z [M, latent], y [M]) -> x``.
     """
 
     def draw(params: Params) -> jax.Array:
@@ -201,7 +191,7 @@ def averaged(
 
 
 def frechet_distance(a: ArrayLike, b: ArrayLike) -> float:
-    r"""Between normal distributions with the moments of two sets of features.
+    r"""Between normal distributions with the moments of features, ``[n, H]``.
 
     .. math::
 
@@ -209,11 +199,7 @@ def frechet_distance(a: ArrayLike, b: ArrayLike) -> float:
         - 2 (\Sigma_a^{1/2} \Sigma_b \Sigma_a^{1/2})^{1/2}\right)
 
     The root's trace is that of the roots of eigenvalues, which few examples of many
-    features make 0, not negative. In float64, on the host.
-
-    Args:
-      a: ``[n, H]`` features, n >= 2.
-      b: ``[m, H]``, m >= 2.
+    features make 0, not negative. In float64, on the host; n is 2 at least in both.
     """
     first, second = (np.asarray(x, np.float64) for x in (a, b))
     for name, x in (("a", first), ("b", second)):
@@ -236,12 +222,9 @@ def frechet_distance(a: ArrayLike, b: ArrayLike) -> float:
 def membership_auroc(made: ArrayLike, members: ArrayLike, others: ArrayLike) -> float:
     """How well the distance to the nearest made example tells members from others.
 
-    The area under the ROC curve of minus that distance: 1/2 where it tells nothing.
-
-    Args:
-      made: ``[M, ...]``, what the server gives away.
-      members: ``[n, ...]``, examples that it was trained on.
-      others: ``[m, ...]``, examples that it was not.
+    The area under the ROC curve of minus that distance: 1/2 where it tells nothing. All
+    are examples ``[n, ...]``: what the server gives away, what that was trained on, and
+    what it was not.
     """
     from sklearn.metrics import pairwise_distances_argmin_min, roc_auc_score
 

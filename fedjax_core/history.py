@@ -14,8 +14,7 @@ from fedjax_core.run_dir import RunDir, RunDirError, SavedRun
 def read_result(run_dir: str | os.PathLike) -> Result:
     """What a run has measured up to its latest checkpoint, without its state.
 
-    Args:
-      run_dir: its directory, wherever it lies now; the run may still be going on.
+    Its directory may have been moved, and the run may still be going on.
 
     Raises:
       RunDirError: it is no run directory, or damaged.
@@ -41,30 +40,29 @@ class _Table:
         self.seeds = seeds
         self.rounds: list[int] = []
         self.rows: list[dict[str, np.ndarray]] = []  # [S] each
-        self._unsaved: list[dict[str, Any]] = []
+        self._saved = 0
 
     def add(self, round: int, metrics: Mapping[str, Any]) -> None:
-        row = {name: np.asarray(v, np.float64) for name, v in metrics.items()}
         self.rounds.append(round)
-        self.rows.append(row)
-        self._unsaved += [
+        self.rows.append({k: np.asarray(v, np.float64) for k, v in metrics.items()})
+
+    def unsaved(self) -> list[dict[str, Any]]:
+        """What came since the last call, a line for each round and seed."""
+        new = slice(self._saved, len(self.rows))
+        self._saved = new.stop
+        return [
             {"round": round, "seed": seed, **{k: v[s].item() for k, v in row.items()}}
+            for round, row in zip(self.rounds[new], self.rows[new], strict=True)
             for s, seed in enumerate(self.seeds)
         ]
-
-    def flush(self) -> list[dict[str, Any]]:
-        unsaved, self._unsaved = self._unsaved, []
-        return unsaved
 
     def load(self, rows: list[dict[str, str]]) -> None:
         for start in range(0, len(rows), len(self.seeds)):
             group = rows[start : start + len(self.seeds)]
             names = [name for name in group[0] if name not in ("round", "seed")]
-            self.add(
-                int(group[0]["round"]),
-                {name: [float(row[name]) for row in group] for name in names},
-            )
-        self._unsaved = []
+            columns = {name: [float(row[name]) for row in group] for name in names}
+            self.add(int(group[0]["round"]), columns)
+        self._saved = len(self.rows)
 
     def columns(self) -> dict[str, np.ndarray]:
         names = self.rows[0] if self.rows else ()
@@ -72,19 +70,14 @@ class _Table:
 
 
 class History:
-    """Metrics of every round and seed so far.
-
-    Args:
-      seeds: one run each.
-      client_ids: names of the population's clients.
-    """
+    """Metrics of every round and seed so far, and clients excluded, by name."""
 
     def __init__(self, seeds: Sequence[int], client_ids: tuple[str, ...]):
         self.seeds, self._client_ids = tuple(seeds), client_ids
         self.excluded: list[Exclusion] = []
         self.client_metrics: dict[str, np.ndarray] = {}
         self._train, self._evaluations = _Table(self.seeds), _Table(self.seeds)
-        self._excluded_saved = self._evaluations_saved = 0
+        self._excluded_saved = 0
 
     @property
     def rounds(self) -> int:
@@ -96,17 +89,13 @@ class History:
         metrics: Mapping[str, np.ndarray],
         cohorts: Sequence[Sequence[np.ndarray]] | None = None,
     ) -> list[Exclusion]:
-        """Takes in the rounds after those so far.
+        """Takes in the rounds after those so far; returns the clients they excluded.
 
-        Args:
-          metrics: name -> ``[rounds, S]``. Arrays of other ranks are left out, but for
-            "failure", ``[rounds, S, C]`` int, at which of `fedjax_core.map.STAGES` a
-            client's update stopped being finite, 0 if it did not.
-          cohorts: ``[rounds][S]`` of int ``[C]``, rows of the population in the order
-            of "failure"; by default every round is the whole population in order.
-
-        Returns:
-          The clients that these rounds excluded.
+        Metrics are ``[rounds, S]``. Arrays of other ranks are left out, but for
+        "failure", ``[rounds, S, C]`` int, at which of `fedjax_core.map.STAGES` a
+        client's update stopped being finite, 0 if it did not. Cohorts, ``[rounds][S]``
+        of int ``[C]``, are rows of the population in the order of "failure"; by default
+        every round is the whole population in order.
         """
         before = self.rounds
         scalars = {name: v for name, v in metrics.items() if v.ndim == 2}
@@ -136,27 +125,24 @@ class History:
 
     def save(self, run_dir: RunDir) -> None:
         """Appends what is new to the run directory."""
-        run_dir.append("metrics", self._train.flush())
-        run_dir.append("evaluations", self._evaluations.flush())
+        run_dir.append("metrics", self._train.unsaved())
+        evaluations = self._evaluations.unsaved()
+        run_dir.append("evaluations", evaluations)
         new = self.excluded[self._excluded_saved :]
         run_dir.append("excluded", [e._asdict() for e in new])
         self._excluded_saved = len(self.excluded)
-        if self._evaluations_saved < len(self._evaluations.rounds):
+        if evaluations:
             run_dir.write_arrays("client_metrics", self.client_metrics)
-        self._evaluations_saved = len(self._evaluations.rounds)
 
     def load(self, run_dir: SavedRun) -> None:
         """Reads back what `run_dir` recorded up to its latest checkpoint."""
         self._train.load(run_dir.rows("metrics"))
         self._evaluations.load(run_dir.rows("evaluations"))
         self.excluded = [
-            Exclusion(
-                int(row["round"]), int(row["seed"]), row["client_id"], row["stage"]
-            )
-            for row in run_dir.rows("excluded")
+            Exclusion(int(r["round"]), int(r["seed"]), r["client_id"], r["stage"])
+            for r in run_dir.rows("excluded")
         ]
         self.client_metrics = run_dir.arrays("client_metrics")
-        self._evaluations_saved = len(self._evaluations.rounds)
         self._excluded_saved = len(self.excluded)
 
     def result(self, state: Any, **extra: Any) -> Result:

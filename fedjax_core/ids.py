@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedjax_core.data.memmap import row_blocks
 from fedjax_core.data.packed import FederatedData
 from fedjax_core.models.model import Ids
-
-_PIECE_BYTES = 2**24  # read at once, of what may be a memory map
 
 
 def check_ids(ids: Mapping[str, Ids], data: FederatedData) -> None:
@@ -20,9 +19,8 @@ def check_ids(ids: Mapping[str, Ids], data: FederatedData) -> None:
         for name in ids.keys() & packed.examples.keys():
             num, missing = ids[name]
             array = packed.examples[name]
-            rows = max(1, _PIECE_BYTES // max(1, array[:1].nbytes))
-            for start in range(0, len(array), rows):
-                piece = np.asarray(array[start : start + rows])
+            start = 0
+            for piece in row_blocks(array):
                 # Not a number is no id either.
                 wrong = ~((piece >= 0) & (piece < num))
                 if piece.dtype.kind == "f":
@@ -30,6 +28,7 @@ def check_ids(ids: Mapping[str, Ids], data: FederatedData) -> None:
                 if missing is not None:
                     wrong &= piece != missing
                 if not wrong.any():
+                    start += len(piece)
                     continue
                 place = tuple(np.argwhere(wrong)[0])
                 row = start + place[0]

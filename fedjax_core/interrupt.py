@@ -14,11 +14,8 @@ _NOTICE = b"\nthe rounds that run are finished and saved; once more stops at onc
 class HeldInterrupt:
     """Context manager: Ctrl-C sets `came`, and raises KeyboardInterrupt at the end.
 
-    A second one is not held, nor is any where another handler is in charge, outside the
-    main thread, or where other processes would wait for this one.
-
-    Args:
-      enabled: whether there is something to save.
+    A second one is not held, nor is any where nothing is to be saved, another handler
+    is in charge, outside the main thread, or where other processes would wait.
     """
 
     def __init__(self, enabled: bool):

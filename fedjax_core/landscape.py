@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
 from fedjax_core.types import Params, PyTree
@@ -63,14 +64,12 @@ def plane(first: PyTree, second: PyTree, third: PyTree) -> Plane:
     Raises:
       ValueError: the three lie on a line.
     """
-    leaves, structure = jax.tree.flatten(first)
-    vectors = [
-        np.concatenate(
-            [np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(w)]
-        )
+    flat, tree = ravel_pytree(first)
+    one, two, three = (
+        np.concatenate([np.ravel(np.float64(x)) for x in jax.tree.leaves(w)])
         for w in (first, second, third)
-    ]
-    u, w = vectors[1] - vectors[0], vectors[2] - vectors[0]
+    )
+    u, w = two - one, three - one
     width = np.linalg.norm(u)
     u = u / (width or 1)
     along = w @ u
@@ -79,16 +78,9 @@ def plane(first: PyTree, second: PyTree, third: PyTree) -> Plane:
     if not width or height <= 1e-6 * np.linalg.norm(w):
         raise ValueError("first, second and third must not lie on a line.")
 
-    def tree(vector):
-        parts = np.split(vector, np.cumsum([x.size for x in leaves])[:-1])
-        shaped = [
-            jnp.asarray(part.reshape(x.shape), x.dtype)
-            for part, x in zip(parts, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, shaped)
-
+    across, up = (tree(jnp.asarray(x, flat.dtype)) for x in (u, v / height))
     corners = np.array([[0, 0], [width, 0], [along, height]])
-    return Plane(first, tree(u), tree(v / height), corners)
+    return Plane(first, across, up, corners)
 
 
 def landscape(

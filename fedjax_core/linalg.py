@@ -34,9 +34,8 @@ class Inverse(NamedTuple):
 def pseudo_inverse(Q: jax.Array | np.ndarray, eps: float | None = None) -> Inverse:
     """The Moore-Penrose inverse of semi-definite matrices, in their own precision.
 
-    Args:
-      Q: ``[..., d, d]`` floats; NumPy's are inverted by NumPy.
-      eps: relative rounding of the entries, by default of their dtype.
+    Q is ``[..., d, d]`` floats, NumPy's are inverted by NumPy; `eps` is the relative
+    rounding of its entries, by default of their dtype.
     """
     xp = numpy_of(Q)
     eps = float(jnp.finfo(Q.dtype).eps) if eps is None else eps
@@ -47,7 +46,7 @@ def pseudo_inverse(Q: jax.Array | np.ndarray, eps: float | None = None) -> Inver
         largest = xp.where(e[..., -1:] > 0, e[..., -1:], 1)
         used = e > _CUT * eps * largest
         inverse = U * xp.where(used, 1 / xp.where(used, e, 1), 0)[..., None, :]
-        inverse = s[..., :, None] * (inverse @ _transpose(U)) * s[..., None, :]
+        inverse = s[..., :, None] * (inverse @ U.mT) * s[..., None, :]
         kept = _without(s[..., :, None] * _clean(U, eps), ~used)
         return Inverse(kept @ inverse @ kept, ~used.all(-1))
 
@@ -149,7 +148,7 @@ def inverse_of_sum(Q: jax.Array, G: jax.Array, alpha: ArrayLike) -> Any:
     both = unit(first) + np.where(a > 0, unit(second), 0)
     span = pseudo_inverse(both, eps).matrix @ both
     inverse = pseudo_inverse(first + a * second).matrix
-    return span @ inverse @ _transpose(span)
+    return span @ inverse @ span.mT
 
 
 @jax.custom_jvp
@@ -171,9 +170,9 @@ def pinv(A: ArrayLike) -> jax.Array:
         s = 1 / xp.where(norm > 0, norm, 1)
         U, e, Vt = xp.linalg.svd(M * s[..., None, :], full_matrices=False)
         used = e > _CUT * eps * e[..., :1]
-        V = _transpose(Vt)
+        V = Vt.mT
         inverse = V * xp.where(used, 1 / xp.where(used, e, 1), 0)[..., None, :]
-        inverse = s[..., :, None] * (inverse @ _transpose(U)[..., :m])
+        inverse = s[..., :, None] * (inverse @ U.mT[..., :m])
         # Largest first: `_without` wants what is left out first.
         null = (s[..., :, None] * _clean(V, eps))[..., ::-1]
         found = _without(null, ~used[..., ::-1]) @ inverse
@@ -187,13 +186,13 @@ def _pinv_jvp(
     (A,), (dA,) = primals, tangents
     P = pinv(A)
     with jax.default_matmul_precision("highest"):
-        turn = _transpose(dA) @ _transpose(P)
-        first = _transpose(dA) - turn @ _transpose(A)
+        turn = dA.mT @ P.mT
+        first = dA.mT - turn @ A.mT
         second = turn @ P
         # 0 at full rank, but its rounding is not, in columns of other units.
         rank = jnp.einsum("...dm,...md->...", P, A)[..., None, None]
         turned = jnp.where(rank > A.shape[-1] - 0.5, 0, second - P @ (A @ second))
-        return P, P @ (_transpose(P) @ first - dA @ P) + turned
+        return P, P @ (P.mT @ first - dA @ P) + turned
 
 
 def _clean(U: Any, eps: float) -> Any:
@@ -210,8 +209,4 @@ def _without(vectors: Any, left_out: Any) -> Any:
     xp = numpy_of(vectors)
     null = xp.linalg.qr(vectors)[0] * left_out[..., None, :]
     eye = xp.eye(vectors.shape[-1], dtype=vectors.dtype)
-    return xp.broadcast_to(eye, vectors.shape) - null @ _transpose(null)
-
-
-def _transpose(x: Any) -> Any:
-    return x.swapaxes(-1, -2)
+    return xp.broadcast_to(eye, vectors.shape) - null @ null.mT

@@ -1,5 +1,6 @@
 """Local training: the client programs that most methods are made of."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,16 +15,31 @@ from fedjax_core.map import all_finite, sum_of_values
 from fedjax_core.metrics import Bytes, Mean
 from fedjax_core.types import (
     Batch,
+    Checked,
     ClientProgram,
     Key,
     LocalWork,
     LossFn,
     Params,
+    Positive,
     PyTree,
     Stateful,
     trained,
     with_trained,
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalConfig(Checked):
+    """Hyper-parameters of methods whose clients train.
+
+    Attributes:
+      client_lr: step size of the clients' SGD.
+      work: local work per client and round.
+    """
+
+    client_lr: Positive = 0.1
+    work: LocalWork = LocalWork()
 
 
 class Carry(NamedTuple):
@@ -61,6 +77,21 @@ def batch_loss(
     return jnp.where(mask, losses, 0.0).sum() / jnp.maximum(mask.sum(), 1), stats
 
 
+def loss_and_gradient(
+    loss_fn: LossFn, params: Params, batch: Batch, key: Key
+) -> tuple[jax.Array, PyTree, Params]:
+    """The loss of a batch, its gradient, and `params` with the new statistics."""
+
+    def objective(weights):
+        return batch_loss(loss_fn, with_trained(params, weights), batch, key)
+
+    value_and_grad = jax.value_and_grad(objective, has_aux=True)
+    (loss, stats), gradient = value_and_grad(trained(params))
+    if isinstance(params, Stateful):
+        params = params._replace(stats=stats)
+    return loss, gradient, params
+
+
 def sgd_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
@@ -84,17 +115,13 @@ def sgd_step(
       **told: what an optimiser may ask for besides, as `by_round` does for ``round``.
     """
     start = trained(carry.params)
-
-    def objective(params):
-        return batch_loss(loss_fn, with_trained(carry.params, params), batch, key)
-
-    (loss, stats), grads = jax.value_and_grad(objective, has_aux=True)(start)
+    loss, grads, moved = loss_and_gradient(loss_fn, carry.params, batch, key)
     if correction is not None:
         grads = jax.tree.map(lambda g, c: g + c.astype(g.dtype), grads, correction)
 
+    # Line searches hand on whatever they do not know.
     def value_fn(params, round=None, phase=None):
-        del round, phase  # line searches hand on whatever they do not know
-        return objective(params)[0]
+        return batch_loss(loss_fn, with_trained(carry.params, params), batch, key)[0]
 
     # Line searches and plateau rules ask for the loss; others never see these.
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
@@ -109,9 +136,7 @@ def sgd_step(
     if scale is not None:
         factors = jax.tree.broadcast(scale, updates)
         updates = jax.tree.map(lambda f, u: (f * u).astype(u.dtype), factors, updates)
-    params = with_trained(carry.params, optax.apply_updates(start, updates))
-    if isinstance(params, Stateful):
-        params = params._replace(stats=stats)
+    params = with_trained(moved, optax.apply_updates(start, updates))
     seen = carry.train_loss
     this = Mean(loss.astype(seen.total.dtype), jnp.ones_like(seen.count))
     return carry._replace(params=params, opt_state=opt_state, train_loss=seen + this)
@@ -121,22 +146,15 @@ def by_round(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
     """Steps that follow the rounds, as the last part of a clients' optimiser.
 
     ``optax.chain(optax.sgd(0.1, 0.9), by_round(lambda t: 0.99**t))`` is SGD whose rate
-    falls by 1 % a round. Only local training tells an optimiser its round.
-
-    Args:
-      schedule: round (from 0) -> a factor of every local step.
+    falls by 1 % a round: `schedule` makes a factor of every local step of the round,
+    from 0. Only local training tells an optimiser its round.
     """
 
     def update(updates, state, params=None, *, round, **told):
-        del params, told
         factor = jnp.asarray(schedule(round))
         return jax.tree.map(lambda u: (factor * u).astype(u.dtype), updates), state
 
-    def init(params):
-        del params
-        return optax.EmptyState()
-
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore
 
 
 def proximal_gradient(mu: ArrayLike, params: Params, center: Params) -> PyTree:
@@ -169,7 +187,6 @@ def local_sgd(
     """
 
     def init(params, client_state, turn):
-        del turn
         opt_state = client_state if keep_optimizer else optimizer.init(trained(params))
         return Carry(params, opt_state, Mean.zero())
 
@@ -185,7 +202,6 @@ def local_sgd(
         )
 
     def finish(params, carry, client_state, turn):
-        del turn
         local = carry.params
 
         def delta():
@@ -207,12 +223,12 @@ def local_sgd(
     return ClientProgram(init, step, finish)
 
 
-def init_bytes(*parts: Any) -> Callable[[Params], int]:
-    """Bytes of what the `init` of optimisers and transforms makes of parameters."""
+def init_bytes(*parts: Any, models: int = 0) -> Callable[[Params], int]:
+    """Bytes of so many models and what optimisers and transforms make by `init`."""
 
     def count(params):
         shapes = jax.eval_shape(lambda: [part.init(trained(params)) for part in parts])
-        return num_bytes(shapes)
+        return models * num_bytes(params) + num_bytes(shapes)
 
     return count
 
@@ -234,20 +250,15 @@ def full_loss(loss_fn: LossFn) -> ClientProgram:
     `Cohort.first_epochs`. Metrics: "loss", over examples, and what sending it costs.
     """
 
-    def init(params, client_state, turn):
-        del params, client_state, turn
-        return Mean.zero()
-
     def step(params, carry, batch, turn):
         loss, _ = batch_loss(loss_fn, params, batch, turn.key)
         return _add_batch(carry, loss, batch)
 
     def finish(params, carry, client_state, turn):
-        del params, turn
         metrics = {"loss": carry, "uplink_bytes": Bytes.of(num_bytes(carry[0]))}
         return (), client_state, metrics
 
-    return ClientProgram(init, step, finish)
+    return ClientProgram(lambda *_: Mean.zero(), step, finish)
 
 
 def full_gradient(loss_fn: LossFn) -> ClientProgram:
@@ -260,28 +271,17 @@ def full_gradient(loss_fn: LossFn) -> ClientProgram:
     """
 
     def init(params, client_state, turn):
-        del client_state, turn
         total = jax.tree.map(lambda p: jnp.zeros_like(wide(p)), trained(params))
         return params, total, Mean.zero()
 
     def step(params, carry, batch, turn):
-        del params
-        params, total, seen = carry
-
-        def objective(weights):
-            now = with_trained(params, weights)
-            return batch_loss(loss_fn, now, batch, turn.key)
-
-        value_and_grad = jax.value_and_grad(objective, has_aux=True)
-        (loss, stats), grads = value_and_grad(trained(params))
+        local, total, seen = carry
+        loss, grads, local = loss_and_gradient(loss_fn, local, batch, turn.key)
         count = batch["example_mask"].sum()
         total = jax.tree.map(lambda t, g: t + count * wide(g), total, grads)
-        if isinstance(params, Stateful):
-            params = params._replace(stats=stats)
-        return params, total, _add_batch(seen, loss, batch)
+        return local, total, _add_batch(seen, loss, batch)
 
     def finish(params, carry, client_state, turn):
-        del turn
         local, total, seen = carry
         gradient = jax.tree.map(
             lambda t, p: (t / jnp.maximum(seen.count, 1)).astype(p.dtype),

@@ -1,7 +1,8 @@
 """Callbacks that pass on what a run measures, to be watched while it goes on.
 
-Each has a writer for every seed and is given in ``callbacks`` of `simulate`. A run's
-own record needs none of them, see `fedjax_core.run_dir`.
+Each has a writer for every seed and is given in ``callbacks`` of `simulate`. Without
+its package it raises ImportError, whose message names the extra. A run's own record
+needs none of them, see `fedjax_core.run_dir`.
 """
 
 import functools
@@ -64,9 +65,6 @@ class TensorBoard(_Logger):
 
     Args:
       path: directory of the event files; seed s writes to ``path/seed_s``.
-
-    Raises:
-      ImportError: tensorboardX is not installed; the message names the extra.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -94,9 +92,6 @@ class WeightsAndBiases(_Logger):
       group: their common name.
       **options: others of ``wandb.init``: ``mode="offline"`` needs neither network nor
         account and writes to `dir`, ``config=`` says what ran.
-
-    Raises:
-      ImportError: wandb is not installed; the message names the extra.
     """
 
     def __init__(self, project: str, group: str, **options: Any):
@@ -123,9 +118,6 @@ class MLflow(_Logger):
     Args:
       store: its URI: "sqlite:///runs/mlflow.db" is a local file.
       experiment: that the runs belong to; made if it is new.
-
-    Raises:
-      ImportError: mlflow is not installed; the message names the extra.
     """
 
     def __init__(self, store: str, experiment: str):

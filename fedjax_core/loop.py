@@ -23,10 +23,8 @@ def loop(
         shapes and dtypes.
       state: where to start.
       count: ``[]`` int32, at most `capacity`.
-      capacity: steps to keep room for.
-
-    Returns:
-      The last state and the metrics, leaves ``[capacity, ...]``: zeros from `count` on.
+      capacity: length of the metrics that come back beside the last state, leaves
+        ``[capacity, ...]``: zeros from `count` on.
     """
     # Its shapes are asked for and it is run, but traced once.
     step = jax.jit(step, inline=True)

@@ -146,15 +146,10 @@ class Bits:
         """The smaller of both."""
         equal = (self.high == other.high) & (self.low < other.low)
         less = (self.high < other.high) | equal
-        pick = jax.tree.map(
-            lambda a, b: jnp.where(less, a, b),
-            (self.high, self.low),
-            (other.high, other.low),
-        )
-        return type(self)(*pick)
+        high = jnp.where(less, self.high, other.high)
+        return type(self)(high, jnp.where(less, self.low, other.low))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy
         high = np.asarray(self.high).astype(np.uint64)
         number = (high << np.uint64(32)) | np.asarray(self.low).astype(np.uint64)
         # A float64 holds eighths of up to 2^50 bytes.

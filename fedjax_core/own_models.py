@@ -54,13 +54,7 @@ _BATCH_SIZE = 128  # at most
 class _OwnSums:
     """Adds up the metrics of every client's own models over one split.
 
-    Args:
-      own_models: which they are.
-      metrics_fn: what to measure.
-      packed: the split.
-      execution: blocks and devices.
-      on_host: ship the examples, group by group, in every evaluation.
-      rows_on_host: rows of clients are NumPy arrays and shipped so too.
+    Arguments are as in `compile_own_evaluation`.
     """
 
     def __init__(
@@ -83,15 +77,10 @@ class _OwnSums:
             np.arange(first, min(first + size, num_clients))
             for first in range(0, num_clients, size)
         ]
+        work = LocalWork(batch_size=batch_size)
+        how = dataclasses.replace(execution, max_steps=0)
         self._drafts = [
-            Draft(
-                ids,
-                packed.offsets,
-                LocalWork(batch_size=batch_size),
-                seed=0,
-                round=0,
-                execution=dataclasses.replace(execution, max_steps=0),
-            )
+            Draft(ids, packed.offsets, work, seed=0, round=0, execution=how)
             for ids in self._groups
         ]
         # The largest group's, so that all share one compiled program.
@@ -113,18 +102,12 @@ class _OwnSums:
 
     def __call__(self, state: PyTree, rows: PyTree) -> Metrics:
         """Sums of S runs, leaves ``[S, N, ...]``."""
-        parts = []
-        for g, ids in enumerate(self._groups):
-            row = np.resize(ids, self._capacity.slots).astype(np.int32)
-            some = rows
+        parts, cohorts = [], self._cohorts or map(self._cohort, self._drafts)
+        for ids, cohort in zip(self._groups, cohorts, strict=True):
+            row, some = np.resize(ids, self._capacity.slots).astype(np.int32), rows
             if self._rows_on_host:
                 some = ship(jax.tree.map(lambda x: x[:, row], rows), self._mesh)  # noqa: B023
                 row = np.arange(len(row), dtype=np.int32)
-            cohort = (
-                self._cohort(self._drafts[g])
-                if self._cohorts is None
-                else self._cohorts[g]
-            )
             parts.append(self._sums(state, some, ship(row, self._mesh), cohort))
         return _join(parts, self._packed.num_clients)
 
@@ -250,13 +233,10 @@ def compile_own_evaluation(
       "test_<model>_accuracy", which is pooled: over all examples, each under the model
       of the client that holds it.
     """
+    how = execution, on_host, rows_on_host
     sums = {
-        name: _OwnSums(own_models, metrics_fn, split, execution, on_host, rows_on_host)
+        name: _OwnSums(own_models, metrics_fn, split, *how)
         for name, split in filled_splits(data, splits).items()
     }
     finish = compile_averages(execution.mesh, client_summaries or {})
-
-    def run(state, rows):
-        return named({k: finish(f(state, rows)) for k, f in sums.items()})
-
-    return run
+    return lambda *of: named({name: finish(f(*of)) for name, f in sums.items()})

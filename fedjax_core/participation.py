@@ -27,7 +27,7 @@ cohorts under the same NumPy; a new release may change what its `Generator` retu
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -40,21 +40,17 @@ _FAILURES = 0x6661_696C  # "fail"
 
 
 def generator(seed: int, round: int, stream: int = _STREAM) -> np.random.Generator:
-    """Returns the generator that draws the cohort of one round.
+    """Returns a fresh Philox generator that draws the cohort of one round.
 
     Args:
       seed: the experiment's seed, an int >= 0 of any size.
       round: the number of the round, an int >= 0 of any size.
       stream: what else is drawn with the same seed and round has another one.
 
-    Returns:
-      A fresh Philox generator keyed by (seed, stream, round).
-
     Raises:
-      TypeError: if `seed` or `round` is not an int.
-      ValueError: if `seed` or `round` is negative.
+      TypeError, ValueError: if `seed` or `round` is not an int, or negative.
     """
-    _non_negative_int(seed=seed, round=round)
+    check.non_negative_int(seed=seed, round=round)
     # The seed is the entropy and the rest the spawn key: NumPy pads the entropy to 128
     # bits, so that (seed, round) pairs cannot run into each other.
     sequence = np.random.SeedSequence(int(seed), spawn_key=(stream, int(round)))
@@ -77,8 +73,8 @@ class Participation(Protocol):
           `[C]` int64 ids in [0, N), ascending, no id twice.
 
         Raises:
-          TypeError: if an argument is not an int.
-          ValueError: if an argument is out of range or the cohort cannot be drawn.
+          TypeError, ValueError: if an argument is not an int, or out of range, or the
+            cohort cannot be drawn.
         """
         ...
 
@@ -88,55 +84,56 @@ class Participation(Protocol):
 
     def expected_cohort_size(self, num_clients: int) -> float:
         """Mean size of a cohort; raises as `draw` does."""
-        ...
+        return float(self.max_cohort_size(num_clients))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Full:
+class Full(Participation):
     """Every client takes part in every round."""
 
     def draw(self, seed: int, round: int, num_clients: int) -> np.ndarray:
         """Returns all ids; `seed` and `round` are checked and otherwise unused."""
-        _non_negative_int(seed=seed, round=round)
-        check.positive_int(num_clients=num_clients)
-        return np.arange(num_clients, dtype=np.int64)
+        check.non_negative_int(seed=seed, round=round)
+        return np.arange(self.max_cohort_size(num_clients), dtype=np.int64)
 
     def max_cohort_size(self, num_clients: int) -> int:
         """N."""
         check.positive_int(num_clients=num_clients)
         return int(num_clients)
 
-    def expected_cohort_size(self, num_clients: int) -> float:
-        """N."""
-        return float(self.max_cohort_size(num_clients))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Uniform:
-    """A uniformly random subset of `cohort_size` clients, without replacement.
-
-    Attributes:
-      cohort_size: C, at most the number of clients.
-    """
+class _OfSize(Participation):
+    """Cohorts of `cohort_size` clients."""
 
     cohort_size: int
 
     def __post_init__(self):
         check.positive_int(cohort_size=self.cohort_size)
 
+    def max_cohort_size(self, num_clients: int) -> int:
+        """C; a ValueError if there are fewer clients."""
+        check.positive_int(num_clients=num_clients)
+        if self.cohort_size > num_clients:
+            raise ValueError(
+                f"cohort_size must be <= num_clients={num_clients}, got "
+                f"{self.cohort_size}: a client takes part at most once in a round."
+            )
+        return int(self.cohort_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uniform(_OfSize):
+    """A uniformly random subset of `cohort_size` clients, without replacement.
+
+    Attributes:
+      cohort_size: C, at most the number of clients.
+    """
+
     def draw(self, seed: int, round: int, num_clients: int) -> np.ndarray:
         """Draws `[C]` ids in time O(C) when C is small against N."""
         rng = generator(seed, round)
-        size = self.max_cohort_size(num_clients)
-        return _subset(rng, num_clients, size)
-
-    def max_cohort_size(self, num_clients: int) -> int:
-        """C; a ValueError if there are fewer clients."""
-        return _fitting_cohort_size(self.cohort_size, num_clients)
-
-    def expected_cohort_size(self, num_clients: int) -> float:
-        """C; a ValueError if there are fewer clients."""
-        return float(self.max_cohort_size(num_clients))
+        return _subset(rng, num_clients, self.max_cohort_size(num_clients))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,7 +181,7 @@ class Poisson:
 
 # eq=False: the generated comparison fails on arrays.
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Weighted:
+class Weighted(_OfSize):
     r"""A subset of `cohort_size` clients drawn one by one in proportion to `weights`.
 
     Successive sampling: the first client is :math:`i` with probability
@@ -204,11 +201,10 @@ class Weighted:
       the increasing map :math:`k \mapsto -\log(-\log k)`.
     """
 
-    cohort_size: int
     weights: npt.ArrayLike
 
     def __post_init__(self):
-        check.positive_int(cohort_size=self.cohort_size)
+        super().__post_init__()
         weights = numbers("weights", self.weights)
         object.__setattr__(self, "weights", weights)
         num_positive = int(np.count_nonzero(weights))
@@ -243,21 +239,12 @@ class Weighted:
     def max_cohort_size(self, num_clients: int) -> int:
         """C; a ValueError unless there are `num_clients` weights."""
         check.positive_int(num_clients=num_clients)
-        shape = np.shape(self.weights)
-        if shape != (num_clients,):
-            raise ValueError(
-                f"weights must hold one value per client, shape ({num_clients},), "
-                f"got shape {shape}."
-            )
+        one_each(num_clients, weights=self.weights)
         return int(self.cohort_size)
-
-    def expected_cohort_size(self, num_clients: int) -> float:
-        """C; a ValueError unless there are `num_clients` weights."""
-        return float(self.max_cohort_size(num_clients))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Availability:
+class Availability(_OfSize):
     """A uniform subset of `cohort_size` among the clients that are available.
 
     Attributes:
@@ -267,11 +254,10 @@ class Availability:
         once). It must depend on nothing but `round` for draws to be reproducible.
     """
 
-    cohort_size: int
     available_fn: Callable[[int], npt.ArrayLike]
 
     def __post_init__(self):
-        check.positive_int(cohort_size=self.cohort_size)
+        super().__post_init__()
         if not callable(self.available_fn):
             raise TypeError(
                 f"available_fn must be callable, available_fn(round), "
@@ -290,14 +276,6 @@ class Availability:
                 f"{num_clients} clients available."
             )
         return available[_subset(rng, available.size, size)]
-
-    def max_cohort_size(self, num_clients: int) -> int:
-        """C; a ValueError if there are fewer clients."""
-        return _fitting_cohort_size(self.cohort_size, num_clients)
-
-    def expected_cohort_size(self, num_clients: int) -> float:
-        """C; a ValueError if there are fewer clients."""
-        return float(self.max_cohort_size(num_clients))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -343,24 +321,6 @@ def _subset(rng: np.random.Generator, population: int, size: int) -> np.ndarray:
     return np.sort(ids.astype(np.int64, copy=False))
 
 
-def _fitting_cohort_size(cohort_size: int, num_clients: int) -> int:
-    check.positive_int(num_clients=num_clients)
-    if cohort_size > num_clients:
-        raise ValueError(
-            f"cohort_size must be <= num_clients={num_clients}, got {cohort_size}: "
-            "a client takes part at most once in a round."
-        )
-    return int(cohort_size)
-
-
-def _non_negative_int(**values: Any) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{name} must be an int, got {value!r}.")
-        if value < 0:
-            raise ValueError(f"{name} must be >= 0, got {value!r}.")
-
-
 def numbers(name: str, values: npt.ArrayLike) -> np.ndarray:
     """A read-only float64 copy of `values`, checked to be 1-D, finite and >= 0."""
     try:
@@ -372,6 +332,16 @@ def numbers(name: str, values: npt.ArrayLike) -> np.ndarray:
     check.each_non_negative("client", **{name: array})
     array.setflags(write=False)
     return array
+
+
+def one_each(num_clients: int, **values: npt.ArrayLike) -> None:
+    """Raises ValueError unless arrays hold one value per client."""
+    for name, array in values.items():
+        if np.shape(array) != (num_clients,):
+            raise ValueError(
+                f"{name} must hold one value per client, shape ({num_clients},), got "
+                f"shape {np.shape(array)}."
+            )
 
 
 def _available_ids(

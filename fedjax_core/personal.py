@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from fedjax_core import random, server
+from fedjax_core.arrays import name_of as name_of
 from fedjax_core.arrays import num_bytes, repeat_rows
 from fedjax_core.local import Carry, init_bytes, sgd_step, with_stats
 from fedjax_core.map import map_clients
@@ -56,9 +57,8 @@ def split(params: Params, names: Sequence[str]) -> tuple[Params, Params]:
     Raises:
       ValueError: a name that no parameter has.
     """
-    paths = [
-        name_of(p) for p, _ in jax.tree_util.tree_leaves_with_path(trained(params))
-    ]
+    leaves = jax.tree.leaves_with_path(trained(params))
+    paths = [name_of(path) for path, _ in leaves]
     for name in names:
         if not any(_within(path, name) for path in paths):
             raise ValueError(
@@ -73,21 +73,16 @@ def split(params: Params, names: Sequence[str]) -> tuple[Params, Params]:
         return any(_within(path, name) for path in known_as for name in names)
 
     def part(keep: bool) -> Params:
-        def leaves(tree: PyTree, statistic: bool) -> PyTree:
-            return jax.tree_util.tree_map_with_path(
+        def of(tree: PyTree, statistic: bool) -> PyTree:
+            return jax.tree.map_with_path(
                 lambda path, x: x if named(path, statistic) == keep else None, tree
             )
 
         if not isinstance(params, Stateful):
-            return leaves(params, False)
-        return Stateful(leaves(params.params, False), leaves(params.stats, True))
+            return of(params, False)
+        return Stateful(of(params.params, False), of(params.stats, True))
 
     return part(False), part(True)
-
-
-def name_of(path: Any) -> str:
-    """The path of a parameter as text, "Dense_0/kernel", of Flax and of NNX alike."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _within(path: str, name: str) -> bool:
@@ -102,19 +97,15 @@ def merge(shared: Params, own: Params) -> Params:
 
 
 def mix(federated: PyTree, personal: PyTree, lam: Any) -> PyTree:
-    r"""The model :math:`(1 - \lambda) \theta_f + \lambda \theta_l`.
+    r"""The model :math:`(1 - \lambda) \theta_f + \lambda \theta_l`, trained parameters.
 
-    Args:
-      federated: what stands at 0, trained parameters.
-      personal: what stands at 1, of the same structure.
-      lam: a number in [0, 1], or one for each parameter.
+    `lam` is a number in [0, 1], or one for each parameter.
     """
-    return jax.tree.map(
-        lambda k, f, p: ((1 - k) * f + k * p).astype(f.dtype),
-        jax.tree.broadcast(lam, federated),
-        federated,
-        personal,
-    )
+
+    def one(k, f, p):
+        return ((1 - k) * f + k * p).astype(f.dtype)
+
+    return jax.tree.map(one, jax.tree.broadcast(lam, federated), federated, personal)
 
 
 @functools.partial(
@@ -158,12 +149,9 @@ def with_mixtures(
     lambdas: Sequence[float],
     own: Callable[[PyTree], Params] = lambda kept: kept,
 ) -> Algorithm:
-    """A method of `averaging` whose clients evaluate all `Mixtures`.
+    """A method of `averaging` whose clients evaluate all `Mixtures`, by `lambdas`.
 
-    Args:
-      algorithm: the method.
-      lambdas: which, in [0, 1].
-      own: what a client keeps -> the model at 1, by default what it keeps itself.
+    `own` makes the model at 1 of what a client keeps; by default it is that itself.
     """
 
     def own_models(state: Any, row: Any) -> Mixtures:
@@ -273,15 +261,15 @@ def averaging(
     """
     transform, reduce = transform or identity(), reduce or mean(weights)
 
-    def first(row, turn):
-        """What it keeps, once drawn: rows start equal, and a client's key changes."""
-        new = draw(random.stream(turn.key, "draw")) if draw else row.own
-        return jax.tree.map(lambda x, old: x.astype(old.dtype), new, row.own)
-
     def start(received, row, turn):
         own = row.own
-        if draw:
-            own = lax.cond(row.took_part, lambda: own, lambda: first(row, turn))
+        if draw:  # once, and kept: rows start equal, and a client's key changes
+            new = functools.partial(draw, random.stream(turn.key, "draw"))
+            own = lax.cond(
+                row.took_part,
+                lambda: row.own,
+                lambda: jax.tree.map(lambda x, o: x.astype(o.dtype), new(), row.own),
+            )
         return program.init(received, own, turn)
 
     def finish(received, carry, row, turn):
@@ -298,9 +286,9 @@ def averaging(
         return State(params, repeat_rows(row, num_clients))
 
     def own_models(state, row):
-        row, _ = row
-        own = own_model(state.params, row.own)
-        return {"personal": select(row.took_part, own, state.params)}
+        kept, _ = row
+        own = own_model(state.params, kept.own)
+        return {"personal": select(kept.took_part, own, state.params)}
 
     def round(state, cohort, key):
         shared, rest = split(state.params)
@@ -338,13 +326,10 @@ def with_own_model(
     """FedAvg's client, who trains a model of its own beside the server's.
 
     The client's row is that model. Metrics gain "personal_train_loss", the mean over
-    local steps.
-
-    Args:
-      program: `fedjax_core.local.local_sgd`.
-      optimizer: of the own model. It starts anew in every round.
-      own_step: ``(received, model, own, batch, turn) -> own``, a step of the own model,
-        given the server's model as it was received and as it stands before this step.
+    local steps. `program` is `fedjax_core.local.local_sgd`, and the optimiser of the
+    own model starts anew in every round.
+    ``own_step(received, model, own, batch, turn)`` is a step of that, given the
+    server's as it was received and as it stands before the step.
     """
 
     def init(received, own, turn):
@@ -394,19 +379,15 @@ def partial_averaging(
         optimizer = _in_turns(optimizer, split)
 
     def init(shared, own, turn):
-        del turn
         params = merge(shared, own)
         return Carry(params, optimizer.init(trained(params)), Mean.zero())
 
     def step(shared, carry, batch, turn):
-        del shared
-        told = {"round": turn.round}
-        if phase is not None:
-            told["phase"] = phase(turn)
-        return sgd_step(loss_fn, optimizer, carry, batch, turn.key, **told)
+        told = {"phase": phase(turn)} if phase else {}
+        key, round = turn.key, turn.round
+        return sgd_step(loss_fn, optimizer, carry, batch, key, round=round, **told)
 
     def finish(shared, carry, own, turn):
-        del turn
         local, own = split(carry.params)
         delta = jax.tree.map(jnp.subtract, trained(local), trained(shared))
         return with_stats(delta, local), own, {"train_loss": carry.train_loss}

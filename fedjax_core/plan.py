@@ -6,6 +6,7 @@ different sizes share one compiled program.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedjax_core.random import hash64, mix64
 from fedjax_core.types import Cohort, Execution, LocalWork, Queue
 
 _BATCH_STREAM = 0xBA7C
+_LAPS = 64  # that are dealt by what devices have to do
 
 
 def pow2(n: int | float) -> int:
@@ -26,19 +28,12 @@ def pow2(n: int | float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-    """Static sizes of a plan.
+    """Static sizes of a plan."""
 
-    Attributes:
-      slots: C, clients.
-      blocks: M, blocks per device.
-      rows: R, batches per device.
-      examples: examples per device, where each round ships its own; else unused.
-    """
-
-    slots: int
-    blocks: int
-    rows: int
-    examples: int
+    slots: int  # C, clients
+    blocks: int  # M, blocks per device
+    rows: int  # R, batches per device
+    examples: int  # per device, where each round ships its own; else unused
 
 
 def num_steps(sizes: np.ndarray, work: LocalWork) -> np.ndarray:
@@ -50,20 +45,14 @@ def num_steps(sizes: np.ndarray, work: LocalWork) -> np.ndarray:
 
 
 class Draft:
-    """One round before its capacities are fixed.
+    """One round before its capacities are fixed, of drawn clients ``[c]``.
 
-    Args:
-      client_ids: the drawn cohort, ``[c]`` ints without repeats.
-      offsets: ``[N + 1]``; client i owns examples ``offsets[i]:offsets[i + 1]``.
-      work: what each client trains.
-      seed: seed of the run.
-      round: number of the round; with the seed it decides the order of examples.
-      execution: blocks and devices.
-      start_rounds: as `Cohort.start_round`, by default `round`.
+    Client i owns examples ``offsets[i]:offsets[i + 1]``; seed and round decide their
+    order. `start_rounds` are as `Cohort.start_round`, by default `round`.
 
     Raises:
-      ValueError: an id that is no client's or is there twice, or a client with more
-        local steps than ``execution.max_steps`` allows.
+      TypeError, ValueError: an id that is no client's or is there twice, or a client
+        with more local steps than ``execution.max_steps`` allows.
     """
 
     def __init__(
@@ -96,10 +85,12 @@ class Draft:
         self._deal()
 
     def _deal(self) -> None:
-        """Sorts clients longest first and deals blocks to devices back and forth.
+        """Sorts clients longest first and deals blocks to devices, a lap at a time.
 
-        Sorted, a block's clients are of similar length, and dealing 0, 1, 1, 0, ...
-        balances steps to within one client while block counts differ by at most one.
+        Sorted, a block's clients are of similar length. In a lap every device gets one
+        block, and the longest goes where the fewest steps are: block counts differ by
+        at most one and steps by one client. Later laps are too short to matter and go
+        0, 1, 1, 0, ..., without a loop.
         """
         devices, block = self.execution.num_devices, self.execution.block_size
         # Ties go by id, so that the order of the drawn ids can't matter.
@@ -109,6 +100,13 @@ class Draft:
         lap, turn = np.divmod(group, devices)
         self.order = order  # [c'] slots that have work, in queue order
         self.device = np.where(lap % 2 == 0, turn, devices - 1 - turn)
+        longest, load = self.steps[order[::block]], np.zeros(devices)
+        for first in range(0, min(len(longest), _LAPS * devices), devices):
+            steps = longest[first : first + devices]
+            to = np.argsort(load, kind="stable")[: len(steps)]
+            load[to] += steps
+            at = slice(first * block, (first + devices) * block)
+            self.device[at] = to[turn[at]]
         self.block, self.lane = lap, np.arange(len(order)) % block
         # Rows, and examples where they are shipped, follow each other in queue order.
         self.row_start, self.device_rows = self._pack(self.steps[order])
@@ -136,10 +134,9 @@ class Draft:
         """For each device, the examples of its clients in the order it holds them."""
         out = []
         for d in range(self.execution.num_devices):
-            ids = self.client_ids[self.order[self.device == d]]
-            sizes = self.offsets[ids + 1] - self.offsets[ids]
-            starts = np.repeat(self.offsets[ids] - (np.cumsum(sizes) - sizes), sizes)
-            out.append(starts + np.arange(sizes.sum()))
+            slots = self.order[self.device == d]
+            group, rank = _members(self.sizes[slots])
+            out.append(self.offsets[self.client_ids[slots]][group] + rank)
         return out
 
     def _visits(self, local: bool, row_capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -152,12 +149,9 @@ class Draft:
         per_epoch = self.work.steps_per_epoch(self.sizes[slots])
         steps = self.steps[slots]
         epochs = -(-steps // np.maximum(per_epoch, 1))
-        # One walk = one client in one epoch.
-        client = np.repeat(np.arange(len(slots)), epochs)
-        epoch = np.arange(len(client)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+        client, epoch = _members(epochs)  # a walk is one client in one epoch
         length = self.sizes[slots][client]
-        walk = np.repeat(np.arange(len(client)), length)
-        rank = np.arange(len(walk)) - np.repeat(np.cumsum(length) - length, length)
+        walk, rank = _members(length)
         start = self.offsets[self.client_ids[slots]][client]
         example = start[walk] + rank
         # An epoch's order sorts by a hash of who the example is, so it depends neither
@@ -196,54 +190,45 @@ class Draft:
           A `Cohort` of NumPy arrays with ``examples=None``.
         """
         slots, blocks, rows, _ = dataclasses.astuple(capacity)
-        devices, block = self.execution.num_devices, self.execution.block_size
-        count = len(self.client_ids)
-        slot = np.full((devices, blocks, block), slots, np.int32)
-        by_slot: dict[str, Any] = {
-            "client_id": np.full(slots, -1, np.int32),
-            "num_examples": np.zeros(slots, np.int32),
-            "num_steps": np.zeros(slots, np.int32),
-            "state_row": np.full(slots, max(num_clients, slot.size), np.int32),
-            "start_round": np.full(slots, self.round, np.int32),
-        }
-        by_slot["client_id"][:count] = self.client_ids
-        by_slot["num_examples"][:count] = self.sizes
-        by_slot["num_steps"][:count] = self.steps
-        by_slot["start_round"][:count] = self.start_rounds
-        where = (self.device, self.block, self.lane)
-        slot[where] = self.order
-        row_start = np.zeros((devices, blocks, block), np.int32)
-        row_start[where] = self.row_start
-        position = np.zeros(slots, np.int32)
-        position[self.order] = np.ravel_multi_index(where, slot.shape)
-        if sharded_state:
-            by_slot["state_row"][self.order] = position[self.order]
-        else:
-            by_slot["state_row"][:count] = self.client_ids
-        flat = np.full(devices * rows * self.work.batch_size, -1, np.int32)
-        place, example = self._visits(local, rows)
-        flat[place] = example
+        devices, batch = self.execution.num_devices, self.work.batch_size
+        queue = (devices, blocks, self.execution.block_size)
+        drawn, where = slice(len(self.client_ids)), (self.device, self.block, self.lane)
+
+        def filled(shape: Any, fill: int, at: Any, values: Any) -> Any:
+            out = np.full(shape, fill, np.int32)
+            out[at] = values
+            return out
+
+        place = np.ravel_multi_index(where, queue)
+        rows_of = (self.order, place) if sharded_state else (drawn, self.client_ids)
         used = np.bincount(self.device[self.lane == 0], minlength=devices)
-        arrays: tuple[Any, ...] = (
-            slot,
-            row_start,
-            flat.reshape(devices, rows, self.work.batch_size),
-            used.astype(np.int32),
-        )
-        # NumPy until it is shipped.
-        by_slot |= {
-            "position": position,
-            "num_clients": np.int32(num_clients),
-            "round": np.int32(self.round),
-        }
-        return Cohort(
-            **by_slot,
-            queue=Queue(*arrays),
+        visits = filled(devices * rows * batch, -1, *self._visits(local, rows))
+        return Cohort(  # of NumPy's arrays, until it is shipped
+            client_id=filled(slots, -1, drawn, self.client_ids),
+            num_examples=filled(slots, 0, drawn, self.sizes),
+            num_steps=filled(slots, 0, drawn, self.steps),
+            state_row=filled(slots, max(num_clients, math.prod(queue)), *rows_of),
+            start_round=filled(slots, self.round, drawn, self.start_rounds),
+            position=filled(slots, 0, self.order, place),
+            num_clients=np.int32(num_clients),  # type: ignore[arg-type]
+            round=np.int32(self.round),  # type: ignore[arg-type]
+            queue=Queue(
+                filled(queue, slots, where, self.order),
+                filled(queue, 0, where, self.row_start),
+                visits.reshape(devices, rows, batch),
+                used.astype(np.int32),  # type: ignore[arg-type]
+            ),
             examples=None,
             work=self.work,
             execution=self.execution,
             sharded_state=sharded_state,
         )
+
+
+def _members(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the members of groups so large, one after the other: group, place in it."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _check_ids(ids: np.ndarray, num_clients: int) -> None:
@@ -259,12 +244,9 @@ def _check_ids(ids: np.ndarray, num_clients: int) -> None:
 
 
 def _shuffle_within(walk: np.ndarray, rank: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """The ranks in each walk in the order of their draws.
+    """The ranks in each walk in the order of their draws, ``[n]`` int64.
 
-    Args:
-      walk: ``[n]`` ints >= 0, not decreasing.
-      rank: ``[n]`` int64, 0, 1, ... within each walk.
-      draw: ``[n]`` uint64.
+    `walk` does not decrease, `rank` counts 0, 1, ... within each, draws are uint64.
     """
     if not len(walk):
         return rank

@@ -20,7 +20,7 @@ References:
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -39,10 +39,14 @@ from fedjax_core.run_dir import checksum
 from fedjax_core.types import (
     Algorithm,
     Batch,
+    Checked,
+    Fraction,
     Key,
     LocalWork,
     LossFn,
+    NonNegative,
     Params,
+    Positive,
     Stateful,
     trained,
     with_trained,
@@ -53,7 +57,7 @@ Augment = Callable[[Key, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Checked):
     """How an extractor is trained.
 
     Attributes:
@@ -63,19 +67,19 @@ class Config:
       work: epochs and batch size.
     """
 
-    learning_rate: float = 1e-3
-    temperature: float = 0.5
+    learning_rate: Positive = 1e-3
+    temperature: Positive = 0.5
     projection: tuple[int, int] = (512, 128)
     work: LocalWork = LocalWork(batch_size=512, epochs=100)
 
     def __post_init__(self):
-        check.positive(learning_rate=self.learning_rate, temperature=self.temperature)
+        super().__post_init__()
         for width in self.projection:
             check.positive_int(projection=width)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Views:
+class Views(Checked):
     """Random views of images ``[B, H, W, C]`` in [0, 1], an `Augment`.
 
     Attributes:
@@ -86,17 +90,11 @@ class Views:
       noise: standard deviation of normal noise on every pixel.
     """
 
-    shift: int = 4
+    shift: Annotated[int, check.non_negative] = 4
     flip: bool = True
-    brightness: float = 0.3
-    contrast: float = 0.4
-    noise: float = 0.05
-
-    def __post_init__(self):
-        check.non_negative(
-            shift=self.shift, brightness=self.brightness, noise=self.noise
-        )
-        check.fraction(contrast=self.contrast)
+    brightness: NonNegative = 0.3
+    contrast: Fraction = 0.4
+    noise: NonNegative = 0.05
 
     def __call__(self, key: Key, x: jax.Array) -> jax.Array:
         """Views of the dtype and shape of `x`."""
@@ -187,11 +185,8 @@ def on_features(
     """The population with features in the place of its examples, the server's "x" too.
 
     A linear model trained on them is the head of a network whose extractor stays as it
-    is ("linear evaluation"), running statistics included.
-
-    Args:
-      features: ``[n, ...] -> [n, H]``, with model, head and parameters filled in.
-      data: the population.
+    is ("linear evaluation"), running statistics included. `features` maps ``[n, ...]``
+    to ``[n, H]``: the function above with model, head and parameters filled in.
     """
     mapped = data.map(lambda examples: {**examples, "x": features(examples["x"])})
     if "x" not in data.public:

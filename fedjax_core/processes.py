@@ -140,11 +140,7 @@ def run_together(work: Callable[[], int], **where: Any) -> int:
     """Joins the other processes and returns the exit status of `work`.
 
     A process that fails ends all of them: Python's own end would wait for the others,
-    who may wait for this one.
-
-    Args:
-      work: what every process runs.
-      **where: arguments of `join`.
+    who may wait for this one. Arguments are those of `join`.
     """
     last_words = 0
     try:
@@ -205,9 +201,8 @@ def check_same(values: Mapping[str, Any]) -> None:
     text = np.frombuffer(json.dumps(values).encode(), np.uint8)
     longest = multihost_utils.process_allgather(np.int32(len(text))).max()
     text = np.pad(text, (0, longest - len(text)), constant_values=ord(" "))
-    first, *others = map(
-        json.loads, map(bytes, multihost_utils.process_allgather(text))
-    )
+    gathered = multihost_utils.process_allgather(text)
+    first, *others = (json.loads(bytes(each)) for each in gathered)
     for k, other in enumerate(others, 1):
         if found := difference(first, other):
             where, was, now = found
@@ -221,8 +216,9 @@ def portable(tree: PyTree) -> PyTree:
     """With arrays that this process alone holds as NumPy's, for a checkpoint of all."""
     if jax.process_count() == 1:
         return tree
-    return jax.tree.map(lambda x: np.asarray(x) if _is_local(x) else x, tree)
 
+    def on_host(x: Any) -> Any:
+        local = isinstance(x, jax.Array) and x.is_fully_addressable
+        return np.asarray(x) if local else x
 
-def _is_local(x: Any) -> bool:
-    return isinstance(x, jax.Array) and x.is_fully_addressable
+    return jax.tree.map(on_host, tree)

@@ -4,7 +4,7 @@ import contextlib
 import io
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.progress import (
 from fedjax_core import processes
 
 _SECONDS = 0.1  # between two pictures of the bar
+_HARMLESS = contextlib.suppress(OSError, ValueError)  # UnicodeEncodeError is one
 
 
 class RoundsBar:
@@ -29,8 +30,6 @@ class RoundsBar:
     """
 
     def __init__(self, start: int, rounds: int, enabled: bool, what: str = "rounds"):
-        # Results may be piped from stdout, whose encoding may lack the bar's signs.
-        console = Console(stderr=True, force_jupyter=False)
         enabled = enabled and processes.is_first()
         self._cell = _Cell() if enabled and Console().is_jupyter else None
         self._bar = Progress(
@@ -40,7 +39,8 @@ class RoundsBar:
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[metrics]}"),
-            console=console,
+            # Results may be piped from stdout, whose encoding may lack the bar's signs.
+            console=Console(stderr=True, force_jupyter=False),
             auto_refresh=False,  # a thread's error could not be caught here
             disable=not enabled or self._cell is not None,
         )
@@ -62,31 +62,26 @@ class RoundsBar:
             self._draw()
 
     def _draw(self) -> None:
-        with _harmless():
+        with _HARMLESS:
             self._bar.refresh()
             if self._cell:
                 self._cell.show(self._bar)
         self._next = time.monotonic() + _SECONDS
 
     def __enter__(self) -> Self:
-        with _harmless():
+        with _HARMLESS:
             self._bar.start()
         self._draw()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._draw()
-        with _harmless():
+        with _HARMLESS:
             self._bar.stop()
 
 
 class CellsBar(RoundsBar):
-    """A bar over runs, to which those that are going on count in part.
-
-    Attributes:
-      cells: runs in all.
-      finished: runs that have ended.
-    """
+    """A bar over so many `cells`, runs, to which those that go on count in part."""
 
     def __init__(self, cells: int, enabled: bool):
         super().__init__(0, cells, enabled, "runs")
@@ -96,27 +91,20 @@ class CellsBar(RoundsBar):
         """Counts runs that have ended."""
         self.finished += cells
         self._before = self.finished
-        self.update(self.finished, 0, {})
+        super().update(self.finished, 0, {})
 
-    def part(self, cells: int, rounds: int) -> "Part":
-        """The bar for some runs that begin, of so many rounds."""
-        before, self._before = self._before, self._before + cells
-        return Part(self, before, cells / rounds)
-
-
-class Part(NamedTuple):
-    """Runs that go on, as a bar of their rounds."""
-
-    bar: CellsBar
-    before: int  # runs that began earlier
-    runs_per_round: float
+    def part(self, cells: int, rounds: int) -> Self:
+        """The bar from now on for some runs that begin, of so many rounds."""
+        self._began, self._before = self._before, self._before + cells
+        self._runs_per_round = cells / rounds
+        return self
 
     def update(
-        self, round: int, rounds_per_second: float, metrics: Mapping[str, Any]
+        self, round: float, rounds_per_second: float, metrics: Mapping[str, Any]
     ) -> None:
-        """Moves the bar of all runs."""
-        done = self.before + round * self.runs_per_round
-        self.bar.update(done, rounds_per_second, metrics)
+        """Moves the bar by the rounds of the runs that began last."""
+        done = self._began + round * self._runs_per_round
+        super().update(done, rounds_per_second, metrics)
 
 
 class _Cell:
@@ -136,7 +124,3 @@ class _Cell:
             self._handle = self._display(picture, raw=True, display_id=True)
         else:
             self._handle.update(picture, raw=True)
-
-
-def _harmless() -> contextlib.AbstractContextManager[None]:
-    return contextlib.suppress(OSError, ValueError)  # UnicodeEncodeError is one

@@ -30,13 +30,9 @@ def round_key(key: Key, round: jax.Array | int) -> Key:
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
-    """Hashes uint64 values (the SplitMix64 finaliser, Steele et al. 2014).
+    """Hashes uint64 values of any shape: a bijection whose outputs look independent.
 
-    Args:
-      x: uint64 array of any shape.
-
-    Returns:
-      uint64 array of the same shape; a bijection whose outputs look independent.
+    It is the finaliser of SplitMix64 (Steele et al. 2014).
     """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -22,13 +22,9 @@ def to_json(value: Any, where: str = "config") -> Any:
     their fields, or by what `pickle` would save. Functions and classes are taken at
     their qualified name.
 
-    Args:
-      value: anything.
-      where: what the error calls it.
-
     Raises:
       TypeError: a part has no value (a generator, a lock, an open file), or contains
-        itself; the message says which.
+        itself; the message says which, below `where`.
     """
     try:
         return _to_json(value, where)
@@ -143,7 +139,6 @@ def difference(old: Any, new: Any, where: str = "") -> tuple[str, Any, Any] | No
         same = old == new or (old != old and new != new)
         same &= isinstance(old, bool) == isinstance(new, bool)  # True == 1
         return None if same else (where, old, new)
-    found = (difference(a, b, at) for at, a, b in inside)
-    first = next((difference for difference in found if difference), None)
+    first = next(filter(None, (difference(a, b, at) for at, a, b in inside)), None)
     whole = isinstance(old, list) and len(old) <= 8
     return (where, old, new) if first and whole else first

@@ -104,11 +104,7 @@ def _check_length(by: Any, cast: Cast) -> None:
 
 
 def total(by: Any = "uniform") -> Reduction:
-    r"""The weighted sum :math:`\sum_i w_i u_i`, accumulated in float32.
-
-    Args:
-      by: mixing weights: "examples", "uniform", or an array ``[C]`` in cohort order.
-    """
+    r"""The weighted sum :math:`\sum_i w_i u_i`, accumulated in float32; see `mean`."""
 
     def finish(acc, cast):
         _check_length(by, cast)
@@ -130,8 +126,10 @@ def mean(by: Any = "examples") -> Reduction:
     _check_by(by)
 
     def identity(update):
-        zeros = jax.tree.map(lambda u: jnp.zeros(u.shape, _sum_dtype(u.dtype)), update)
-        return zeros, jnp.zeros((), float)
+        def zeros(u):
+            return jnp.zeros(u.shape, jnp.promote_types(u.dtype, jnp.float32))
+
+        return jax.tree.map(zeros, update), jnp.zeros((), float)
 
     def add(acc, updates, arrivals):
         w = _weights(by, arrivals)
@@ -143,7 +141,7 @@ def mean(by: Any = "examples") -> Reduction:
         weight = jnp.where(acc[1] > 0, acc[1], 1.0)
         return jax.tree.map(lambda s: s / weight.astype(s.dtype), acc[0])
 
-    return Reduction(identity, add, _psum, finish, name=f"mean({_by_name(by)})")
+    return Reduction(identity, add, lax.psum, finish, name=f"mean({_by_name(by)})")
 
 
 def _by_name(by: Any) -> str:
@@ -152,14 +150,6 @@ def _by_name(by: Any) -> str:
     if not is_known(by):
         return "mixing weights"
     return f"mixing weights {zlib.crc32(np.asarray(by, np.float32).tobytes()):08x}"
-
-
-def _sum_dtype(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def _psum(acc: PyTree, axis_name: str) -> PyTree:
-    return lax.psum(acc, axis_name)
 
 
 def _axpy(w: jax.Array, total: jax.Array, updates: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core import processes
+from fedjax_core import check, processes
 from fedjax_core.types import Params
 
 
@@ -127,11 +127,7 @@ class Result:
         return float(np.mean([math.fsum(row) for row in self._each_round(name)]))
 
     def total_bits(self, name: str) -> tuple[int, ...]:
-        """Bits over all rounds, ``[S]``, of a metric in bytes: exact, however many.
-
-        Args:
-          name: "uplink_bytes" or "downlink_bytes".
-        """
+        """Bits of all rounds, ``[S]``, exact, of "uplink_bytes" or "downlink_bytes"."""
         rows = self.series(name)[1]
         return tuple(sum(int(8 * value) for value in row) for row in rows.tolist())
 
@@ -151,11 +147,7 @@ class Result:
           at_most: the goal from above.
           over: what is counted until then, as in `series`; by default rounds.
         """
-        if (at_least is None) == (at_most is None):
-            raise ValueError(
-                f"exactly one of at_least and at_most must be given, got "
-                f"at_least={at_least!r} and at_most={at_most!r}."
-            )
+        check.one_given(at_least=at_least, at_most=at_most)
         spent, values = self.series(name, over=over)
         there = values >= at_least if at_most is None else values <= at_most
         when = np.broadcast_to(spent, values.shape)
@@ -168,24 +160,18 @@ class Result:
         over: str | None = None,
         path: str | os.PathLike | None = None,
     ) -> Any:
-        """Draws metrics over rounds, the mean over seeds with a band of one deviation.
+        """A matplotlib `Figure` of metrics, mean over seeds in a band of one deviation.
 
         Args:
           names: metrics; when left out every evaluated one, or without evaluations
             every one of training.
           over: what to draw them over instead of rounds, as in `series`: its mean.
           path: file to write; without it the figure is only returned.
-
-        Returns:
-          The matplotlib `Figure`.
         """
         names = names or tuple(self.evaluations or self.train)
-        figure = plot({"": self}, names, over=over, path=path)
-        if len(self.seeds) > 1:
-            for axes in figure.axes:
-                note = f"mean and one deviation, {len(self.seeds)} seeds"
-                axes.set_title(note, size=9)
-        return figure
+        note = f"mean and one deviation, {len(self.seeds)} seeds"
+        title = note if len(self.seeds) > 1 else ""
+        return plot({"": self}, names, over=over, path=path, title=title)
 
     def draw(
         self, axes: Any, name: str, *, over: str | None = None, label: str = ""
@@ -227,23 +213,19 @@ def plot(
     *,
     over: str | None = None,
     path: str | os.PathLike | None = None,
+    title: str = "",
 ) -> Any:
     """Draws metrics of several results into one figure, a panel for every metric.
 
-    Args:
-      results: by what the legend calls them.
-      names: of metrics.
-      over: as in `Result.plot`, as is `path`.
-      path: see there.
-
-    Returns:
-      The matplotlib `Figure`.
+    The legend has the keys of `results`, every panel the title; the rest is as in
+    `Result.plot`.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5 * len(names), 3.6), layout="constrained")
     panels = np.ravel(figure.subplots(1, len(names)))
     for axes, name in zip(panels, names, strict=True):
+        axes.set_title(title, size=9)
         for label, result in results.items():
             result.draw(axes, name, over=over, label=label)
         if any(results):  # something has a name

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_core import random
+from fedjax_core.arrays import numpy_of
 from fedjax_core.devices import Spec
 from fedjax_core.feed import Chunk
 from fedjax_core.loop import loop
@@ -68,10 +69,10 @@ def split_seeds(tree: PyTree, at_once: int) -> list[PyTree]:
 
 
 def joined_seeds(parts: list[PyTree]) -> PyTree:
-    """What `split_seeds` cut."""
+    """What `split_seeds` cut, arrays of NumPy's as such."""
     if len(parts) == 1:
         return parts[0]
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
+    return jax.tree.map(lambda *xs: numpy_of(xs[0]).concatenate(xs), *parts)
 
 
 def gathered(
@@ -130,14 +131,8 @@ def compiler_options() -> dict[str, str]:
 class CompiledRounds:
     """Runs chunks of rounds, compiling once per shape of a chunk and number of runs.
 
-    Args:
-      build: makes what a round does.
-      seeds: all of them, S.
-      how: blocks and devices.
-
-    Attributes:
-      compilations: how often it compiled.
-      compile_seconds: how long that took.
+    `build` makes what a round does, `seeds` are all S, `how` says blocks and devices.
+    It compiled `compilations` times, for `compile_seconds`.
     """
 
     def __init__(self, build: Build, seeds: Sequence[int], how: Execution):
@@ -211,40 +206,24 @@ class CompiledRounds:
         numbers: dict[str, jax.Array],
         first_seed: int = 0,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
-        """Runs a chunk for some runs; their `state` is donated.
+        """Runs a chunk for R' runs; their `state`, leaves ``[R', ...]``, is donated.
 
-        Args:
-          state: leaves ``[R', ...]``: of one run, of one config's seeds, or of several
-            configs with all seeds each.
-          chunk: the cohorts.
-          examples: of the population.
-          public: of the server.
-          numbers: of the configs, ``[R']`` each.
-          first_seed: which seed the first run has.
-
-        Returns:
-          The new state and metrics of its rounds, ``[rounds, R', ...]``.
+        These are one run, one config's seeds, or several configs with all seeds each.
+        The first has seed `first_seed` of all; `numbers` of the configs are ``[R']``.
+        Returns the new state and the metrics of the rounds, ``[rounds, R', ...]``.
         """
-        rounds = len(chunk.client_ids)
-        args = (
-            state,
-            numbers,
-            self._keys,
-            chunk.cohorts,
-            examples,
-            public,
-            jnp.int32(first_seed),
-            jnp.int32(rounds),
-        )
+        rounds, cohorts = len(chunk.client_ids), chunk.cohorts
+        args = state, numbers, self._keys, cohorts, examples, public
+        args = *args, jnp.int32(first_seed), jnp.int32(rounds)
+        shapes = tuple(x.shape for x in jax.tree.leaves((state, cohorts)))
+        run = self._compiled.get(shapes)
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # for debugging
-            state, metrics = self._chunk(*args)
-            return state, {k: np.asarray(v)[:rounds] for k, v in metrics.items()}
-        shapes = tuple(x.shape for x in jax.tree.leaves((state, chunk.cohorts)))
-        if shapes not in self._compiled:
+            run = self._chunk
+        elif run is None:
             start = time.perf_counter()
-            jitted = self._jit(state, chunk.cohorts)
-            self._compiled[shapes] = jitted.lower(*args).compile()
+            run = self._jit(state, cohorts).lower(*args).compile()
+            self._compiled[shapes] = run
             self.compile_seconds += time.perf_counter() - start
             self.compilations += 1
-        state, metrics = self._compiled[shapes](*args)
+        state, metrics = run(*args)
         return state, {k: np.asarray(v)[:rounds] for k, v in metrics.items()}

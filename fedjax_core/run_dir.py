@@ -29,7 +29,7 @@ import platform
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,26 +75,28 @@ def fingerprint(data: FederatedData) -> dict[str, Any]:
 
     Of an array of examples with more than 256 MiB a sample of the rows counts.
     """
-    train = data.train
     crc = 0
+
+    def add(name: str, array: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+        nonlocal crc
+        crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
+        for part in parts:
+            raw = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+            crc = zlib.crc32(raw, crc)
+
     for split in data.splits.values():
         crc = zlib.crc32(split.offsets.tobytes(), crc)
         for name, array in sorted(split.examples.items()):
-            layout = f"{name} {array.dtype} {array.shape}"
-            crc = zlib.crc32(layout.encode(), crc)
             parts = [array]
             if array.nbytes > _WHOLE_BYTES:
                 stride = max(1, len(array) // 5000)
                 parts = [array[:1000], array[::stride], array[-1000:]]
-            for part in parts:
-                raw = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
-                crc = zlib.crc32(raw, crc)
+            add(name, array, parts)
     for name, array in sorted(data.public.items()):
-        crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
-        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)
+        add(name, array, [array])
     return {
-        "clients": train.num_clients,
-        "examples": train.num_examples,
+        "clients": data.train.num_clients,
+        "examples": data.train.num_examples,
         "checksum": f"{crc:08x}",
     }
 
@@ -113,11 +115,7 @@ class RunDirError(ValueError):
 
 
 class SavedRun:
-    """What a run directory holds up to its latest checkpoint; it may be in use.
-
-    Args:
-      path: the directory.
-    """
+    """What a run directory holds up to its latest checkpoint; it may be in use."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path).absolute()
@@ -153,8 +151,17 @@ class SavedRun:
 
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """What ``name.npz`` held at the latest checkpoint."""
-        files = self._whole(self._read_arrays) if self.round else {}
-        return _unpacked(files.get(name))
+        npz = self._held().get(name)
+        if npz is None:
+            return {}
+        with np.load(io.BytesIO(npz)) as arrays:
+            return dict(arrays)
+
+    def _held(self) -> dict[str, bytes]:
+        """The contents of the files of arrays at the latest checkpoint, by name."""
+        return self._whole(
+            lambda round: {p.stem: p.read_bytes() for p in self._intact(round, "*.npz")}
+        )
 
     def _rounds(self) -> list[int]:
         """Rounds of the complete checkpoints, the latest last."""
@@ -185,7 +192,7 @@ class SavedRun:
     def _read_covered(self, round: int) -> dict[str, dict[str, Any]]:
         """What a checkpoint covers: tables, layout of the state, its own files."""
         if not round:
-            return {"tables": {}}
+            return {"tables": {}, "files": {}}
         path = self._saved / str(round) / _COVERED
         with _damage(path):
             covered = json.loads(path.read_bytes())
@@ -202,10 +209,6 @@ class SavedRun:
             what = "lacks rows" if len(content) < size else "has other rows than those"
             raise _Damaged(f"{path} {what} that the checkpoint of round {round} covers")
         return content
-
-    def _read_arrays(self, round: int) -> dict[str, bytes]:
-        files = self._intact(round, "*.npz")
-        return {path.stem: path.read_bytes() for path in files}
 
     def _intact(self, round: int, pattern: str) -> list[Path]:
         """The files of a checkpoint that match, after a look at their contents."""
@@ -261,36 +264,32 @@ class RunDir(SavedRun):
                 self._checkpoints = ocp.CheckpointManager(self._saved, options=options)
             undo.callback(self._checkpoints.close)
             self._tables: dict[str, tuple[int, int]] = {}
-            self._arrays = self._whole(self._read_arrays) if self.round else {}
+            self._arrays = super()._held()
             self._close = undo.pop_all().close
 
     def _check(self, config: dict[str, Any], resume: bool) -> None:
         """Raises RunDirError unless what is there is nothing, or this run's."""
-        # Left by a kill before anything else, or by the command that is starting.
-        ours = (".lock", "config.json.tmp", COMMAND)
         if self.path.exists() and not self.path.is_dir():
             raise RunDirError(f"{self.path} is no directory; name a new one.")
         names = os.listdir(self.path) if self.path.exists() else []
-        if not [name for name in names if name not in ours]:
+        # Left by a kill before anything else, or by the command that is starting.
+        if not {*names} - {".lock", "config.json.tmp", COMMAND}:
             return
+        new = "name a new directory"
         if "config.json" not in names:
             raise RunDirError(
                 f"{self.path} is not empty and no run directory, since it has no "
-                f"config.json; name a new directory."
+                f"config.json; {new}."
             )
         if not resume:
             raise RunDirError(
-                f"{self.path} is not empty; pass resume=True to continue it, or name a "
-                f"new directory."
+                f"{self.path} is not empty; pass resume=True to continue it, or {new}."
             )
-        old = read_json(self.path / "config.json", dict, "put it back from a copy")
-        found = difference(_decisive(old), _decisive(config))
-        if found:
+        if found := difference(_decisive(self.config), _decisive(config)):
             where, was, now = found
             raise RunDirError(
                 f"{self.path} was written with {where} = {_short(repr(was))}, got "
-                f"{_short(repr(now))}; resume with the same settings or name a new "
-                f"directory."
+                f"{_short(repr(now))}; resume with the same settings or {new}."
             )
         if self.round > config.get("rounds", self.round):
             raise RunDirError(
@@ -299,8 +298,7 @@ class RunDir(SavedRun):
             )
         if "checkpoints" not in names and any(name.endswith(".csv") for name in names):
             raise RunDirError(
-                f"{self._saved} is missing; put it back from a copy or name a new "
-                f"directory."
+                f"{self._saved} is missing; put it back from a copy or {new}."
             )
 
     def _lock(self, undo: contextlib.ExitStack, finished: bool) -> bool:
@@ -320,9 +318,8 @@ class RunDir(SavedRun):
     def _check_shared(self) -> None:
         """Raises RunDirError unless every process sees what the first one wrote."""
         until = time.monotonic() + _NFS_SECONDS
-        while not (seen := (self.path / "config.json").exists()):
-            if time.monotonic() > until:
-                break
+        path = self.path / "config.json"
+        while not (seen := path.exists()) and time.monotonic() <= until:
             time.sleep(0.1)
         if not processes.least(seen):
             raise RunDirError(
@@ -366,8 +363,7 @@ class RunDir(SavedRun):
                 "layout": _layout(tree),
                 "files": {p.as_posix(): _digest(folder / p) for p in sorted(files)},
             }
-            whole = {"crc32": _crc_of_json(covered), **covered}
-            write_json(folder / _COVERED, whole)
+            write_json(folder / _COVERED, {"crc32": _crc_of_json(covered), **covered})
         processes.meet("the checkpoint is complete")
 
     def append(self, table: str, rows: list[dict[str, Any]]) -> None:
@@ -400,7 +396,10 @@ class RunDir(SavedRun):
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         """What ``name.npz`` held at the latest checkpoint, and puts that back there."""
         self._put_arrays(name)
-        return _unpacked(self._arrays.get(name))
+        return super().arrays(name)
+
+    def _held(self) -> dict[str, bytes]:
+        return self._arrays
 
     def _put_arrays(self, name: str) -> None:
         path, content = self.path / f"{name}.npz", self._arrays.get(name)
@@ -412,29 +411,20 @@ class RunDir(SavedRun):
             _replace(path, content)
 
     def _read_state(self, round: int, like: PyTree) -> PyTree:
-        found = difference(self._read_covered(round)["layout"], _layout(like))
-        if found:
+        if found := difference(self._read_covered(round)["layout"], _layout(like)):
             name, was, now = found
             raise RunDirError(
                 f"the checkpoint in {self.path} holds the state of another model or "
                 f"algorithm: {name} is {was}, got {now}."
             )
         self._intact(round, "*")
-        abstract = jax.tree.map(
-            ocp.utils.to_shape_dtype_struct, processes.portable(like)
-        )
+        like = processes.portable(like)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         return self._checkpoints.restore(round, args=ocp.args.StandardRestore(abstract))
 
     def close(self) -> None:
         """Releases the checkpoint manager and the lock."""
         self._close()
-
-
-def _unpacked(npz: bytes | None) -> dict[str, np.ndarray]:
-    if npz is None:
-        return {}
-    with np.load(io.BytesIO(npz)) as arrays:
-        return dict(arrays)
 
 
 def _locked(path: Path) -> Any:
@@ -449,12 +439,10 @@ def _locked(path: Path) -> Any:
     except OSError as error:
         file.close()
         if error.errno in (errno.EAGAIN, errno.EACCES):
-            problem = f"{path.parent} is in use by another process."
-        else:
-            problem = (
-                f"{path} can't be locked: {error}; name a directory on another disk."
-            )
-        raise RunDirError(problem) from None
+            raise RunDirError(f"{path.parent} is in use by another process.") from None
+        raise RunDirError(
+            f"{path} can't be locked: {error}; name a directory on another disk."
+        ) from None
     return file
 
 
@@ -522,13 +510,11 @@ def _first_line(error: Exception) -> str:
 
 def _layout(tree: PyTree) -> dict[str, str]:
     """Dtype and shape of every leaf, by its path."""
-
-    def layout(leaf: Any) -> str:
+    out = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
         leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        return f"{leaf.dtype}{list(leaf.shape)}"
-
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): layout(leaf) for path, leaf in leaves}
+        out[jax.tree_util.keystr(path)] = f"{leaf.dtype}{list(leaf.shape)}"
+    return out
 
 
 def _digest(path: Path) -> str:

@@ -19,12 +19,11 @@ from fedjax_core.arrays import check_finite
 from fedjax_core.random import hash64
 
 Scorer = Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
-"""``(own [m, H], negatives [n, H], queries [q, H], seed) -> [q]`` in [0, 1]."""
+"""``(own [m, H], negatives [n, H], queries [q, H], seed) -> [q]`` in [0, 1], as are all
+of `SCORERS`."""
 
 
-def two_class_svm(
-    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
-) -> np.ndarray:
+def two_class_svm(own, negatives, queries, seed):
     """An RBF machine, own against negatives, calibrated by Platt's method in 5 folds.
 
     The kernel's scale is one over the width times the variance of all features.
@@ -45,9 +44,7 @@ def two_class_svm(
     return machine.predict_proba(queries)[:, 1]
 
 
-def one_class_svm(
-    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
-) -> np.ndarray:
+def one_class_svm(own, negatives, queries, seed):
     """A sigmoid of the decision function of an RBF machine around own features.
 
     These have mean 0 and variance 1, so that the kernel's scale is one over the width.
@@ -60,9 +57,7 @@ def one_class_svm(
     return 1 / (1 + np.exp(-machine.decision_function((queries - mean) / std)))
 
 
-def isolation_forest(
-    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
-) -> np.ndarray:
+def isolation_forest(own, negatives, queries, seed):
     """How deep 100 random trees on own features bury a query, from 0 to 1."""
     from sklearn.ensemble import IsolationForest
 
@@ -70,9 +65,7 @@ def isolation_forest(
     return _from_0_to_1(forest.score_samples(queries))
 
 
-def density(
-    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
-) -> np.ndarray:
+def density(own, negatives, queries, seed):
     """The density of own features around a query, normal of bandwidth 1/2, 0 to 1."""
     from sklearn.neighbors import KernelDensity
 
@@ -80,16 +73,12 @@ def density(
     return _from_0_to_1(np.exp(log - log.max()))
 
 
-def at_random(
-    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
-) -> np.ndarray:
+def at_random(own, negatives, queries, seed):
     """Uniform in [0, 1]."""
     return np.random.default_rng(seed).uniform(size=len(queries))
 
 
-def equal(
-    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
-) -> np.ndarray:
+def equal(own, negatives, queries, seed):
     """One half for all."""
     return np.full(len(queries), 0.5)
 
@@ -153,10 +142,10 @@ def score(
     check.one_of(SCORERS, name=name)
     own, mask, negatives, queries = check_features(own, mask, negatives, queries)
     seeds = hash64(seed, np.arange(len(own))) % 2**32
-    rows = []
-    for h, there, its_seed in zip(own, mask, seeds, strict=True):
-        scorer = SCORERS[name] if there.any() else equal
-        rows.append(scorer(h[there], negatives, queries, int(its_seed)))
+    rows = [
+        (SCORERS[name] if there.any() else equal)(h[there], negatives, queries, int(s))
+        for h, there, s in zip(own, mask, seeds, strict=True)
+    ]
     return np.minimum(np.asarray(rows, np.float32) + np.float32(1e-8), 1)
 
 
@@ -164,23 +153,17 @@ def nearest(queries: np.ndarray, own: np.ndarray, k: int = 4) -> np.ndarray:
     """A client's k examples that are most like each query, ``[q, k]``, nearest first.
 
     By the cosine of features: an audit of what the public examples that a client scores
-    highest tell of its own (Sattler, equation C.23).
-
-    Args:
-      queries: ``[q, H]`` features, those of the highest scores say.
-      own: ``[m, H]`` features of the client's examples.
-      k: 1 to m.
+    highest tell of its own (Sattler, equation C.23). Features are ``[q, H]`` of queries
+    and ``[m, H]`` of the client's own, and k is 1 to m.
     """
     check.in_range(1, len(own), k=k)
     a, b = (
-        x / np.maximum(np.linalg.norm(x, axis=1), 1e-12)[:, None]
+        x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
         for x in (queries, own)
     )
     return np.argsort(-(a @ b.T), axis=1, kind="stable")[:, :k]
 
 
 def _from_0_to_1(values: np.ndarray) -> np.ndarray:
-    low, high = values.min(), values.max()
-    if not high > low:
-        return np.full(len(values), 0.5)
-    return (values - low) / (high - low)
+    width = np.ptp(values)
+    return (values - values.min()) / width if width > 0 else np.full(len(values), 0.5)

@@ -42,14 +42,10 @@ def init(optimizer: optax.GradientTransformation, params: Params) -> PyTree:
     Raises:
       TypeError: the optimiser asks for more than the mean delta.
     """
-
-    def widen(p: jax.Array) -> jax.Array:
-        return p.astype(jnp.promote_types(p.dtype, jnp.float32))
-
-    wide = jax.tree.map(widen, trained(params))
-    state = optimizer.init(wide)
+    weights = jax.tree.map(wide, trained(params))
+    state = optimizer.init(weights)
     try:
-        jax.eval_shape(optimizer.update, wide, state, wide)
+        jax.eval_shape(optimizer.update, weights, state, weights)
     except TypeError as error:
         if "keyword" not in str(error):
             raise
@@ -195,9 +191,11 @@ def fit(
     order = jax.vmap(lambda k: jax.random.permutation(k, n))(epochs)
     order = jnp.pad(order, ((0, 0), (0, max(0, per_epoch * size - n))), "constant")
     real = jnp.arange(order.shape[1]) < n
-    rows = order[:, : per_epoch * size].reshape(-1, size)[:steps]
-    mask = jnp.broadcast_to(real, order.shape)[:, : per_epoch * size]
-    mask = mask.reshape(-1, size)[:steps]
+
+    def batches(x: jax.Array) -> jax.Array:
+        return x[:, : per_epoch * size].reshape(-1, size)[:steps]
+
+    rows, mask = batches(order), batches(jnp.broadcast_to(real, order.shape))
     keys = jax.random.split(random.stream(key, "step"), steps)
 
     def step(state: Any, now: Any) -> tuple[Any, None]:
@@ -217,10 +215,8 @@ def fit(
     (end, total), _ = jax.lax.scan(
         step, (start, total if average > 1 else ()), (rows, mask, keys, counts)
     )
-    student = end.params
-    if average > 1:
-        mean = jax.tree.map(
-            lambda t, p: (t / min(average, steps)).astype(p.dtype), total, weights
-        )
-        student = with_trained(student, mean)
-    return student, end.train_loss.value
+    if average <= 1:
+        return end.params, end.train_loss.value
+    count = min(average, steps)
+    mean = jax.tree.map(lambda t, p: (t / count).astype(p.dtype), total, weights)
+    return with_trained(end.params, mean), end.train_loss.value

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -54,11 +55,6 @@ from fedjax_core.rounds import (
 from fedjax_core.run_dir import checksum, fingerprint
 from fedjax_core.types import Algorithm, Execution, Key, Params, PyTree, trained
 from fedjax_core.virtual_time import Timed
-
-_BROKEN = (
-    "the model is not finite after the server's step, although every update that went "
-    "into {reduce} is"
-)
 
 
 def simulate(
@@ -167,40 +163,12 @@ def simulate(
     )
 
 
-def _checked(
-    algorithm: Algorithm,
-    data: FederatedData,
-    model: Model,
-    cohort_size: int | None,
-    participation: Participation | None,
-    eval_splits: tuple[str, ...],
-) -> Participation:
-    """How cohorts are drawn, once everything is what it should be."""
-    check.instance(Algorithm, algorithm=algorithm)
-    check.instance(FederatedData, data=data)
-    check.instance(Model, model=model)
-    for split in eval_splits:
-        check.one_of(("train", "test", "validation"), eval_splits=split)
-    check_trainable(data.train, algorithm.work)
-    check_ids(model.ids, data)
-    algorithm.needs(model, data)
-    if (cohort_size is None) == (participation is None):
-        raise ValueError(
-            "exactly one of cohort_size and participation must be given, got "
-            f"cohort_size={cohort_size!r} and participation={participation!r}."
-        )
-    participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
-    check.instance(Participation, participation=participation)
-    participation.max_cohort_size(data.num_clients)  # raises where it is impossible
-    return participation
-
-
 def _check_trainable(params: Params) -> None:
     """Raises ValueError or TypeError for a model that no optimiser can train."""
     if not num_parameters(params):
         raise ValueError(f"model must have parameters to train, got {params!r}.")
     for path, leaf in jax.tree_util.tree_leaves_with_path(trained(params)):
-        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TypeError(
                 f"params must be floats to train, got {leaf.dtype} at "
                 f"{jax.tree_util.keystr(path) or 'the only leaf'}; cast it, or keep "
@@ -211,13 +179,8 @@ def _check_trainable(params: Params) -> None:
 class Cohorts:
     """Cohorts as a `Machine` that `drive` drives; arguments as in `simulate`.
 
-    Args:
-      algorithm: one of those that `build` makes, which differ in numbers alone.
-      build: makes the algorithm in the program; left out, `algorithm` is all there is.
-      configs: how many configs may run side by side.
-
-    Attributes:
-      seeds: ``[S]``.
+    `build` makes the algorithm in the program, of which `algorithm` is one: they differ
+    in numbers alone. So many `configs` may run side by side, each with all S `seeds`.
     """
 
     def __init__(
@@ -246,12 +209,20 @@ class Cohorts:
         self.seeds = seeds = checked_seeds(seeds)
         client_summaries = {} if client_summaries is None else client_summaries
         check.functions(client_summaries=client_summaries)
-        if isinstance(eval_splits, str):
-            eval_splits = (eval_splits,)
-        eval_splits = tuple(eval_splits)
-        participation = _checked(
-            algorithm, data, model, cohort_size, participation, eval_splits
-        )
+        check.instance(Algorithm, algorithm=algorithm)
+        check.instance(FederatedData, data=data)
+        check.instance(Model, model=model)
+        one = isinstance(eval_splits, str)
+        eval_splits = (eval_splits,) if one else tuple(eval_splits)
+        for split in eval_splits:
+            check.one_of(("train", "test", "validation"), eval_splits=split)
+        check_trainable(data.train, algorithm.work)
+        check_ids(model.ids, data)
+        algorithm.needs(model, data)
+        check.one_given(cohort_size=cohort_size, participation=participation)
+        participation = participation or Uniform(cohort_size=cohort_size)  # type: ignore
+        check.instance(Participation, participation=participation)
+        participation.max_cohort_size(data.num_clients)  # raises if it is impossible
         self._algorithm, self._data, self._model = algorithm, data, model
         self._participation, self._eval_splits = participation, eval_splits
         self._client_summaries, self._given = client_summaries, params
@@ -265,18 +236,16 @@ class Cohorts:
                 runs=seeds_at_once(seeds_axis, configs * len(seeds)),
             )  # fmt: skip
         check.instance(Execution, execution=execution)
-        self._execution, self._on_host = execution, feed == "host"
+        self.execution, self._on_host = execution, feed == "host"
         self._axis, self._where = seeds_axis, client_store
         self._run = CompiledRounds(self._build, seeds, execution)
 
         def init_params(key):
             new = model.init(key) if params is None else params
-            return jax.tree.map(jax.numpy.asarray, new)
+            return jax.tree.map(jnp.asarray, new)
 
-        init = functools.partial(
-            compile_init, self._build, init_params, data.num_clients, execution.mesh
-        )
-        self._init, self._init_two_rows = init(), init(rows=2)
+        how = self._build, init_params, data.num_clients, execution.mesh
+        self._init, self._init_two_rows = compile_init(*how), compile_init(*how, rows=2)
         self._feed = (HostFeed if self._on_host else ResidentFeed)(
             train=data.train,
             work=algorithm.work,
@@ -289,13 +258,10 @@ class Cohorts:
         """What decides the numbers of one of the configs' runs."""
         given = {}
         if self._given is not None:
-            given["params"] = checksum(jax.tree.map(jax.numpy.asarray, self._given))
+            given["params"] = checksum(jax.tree.map(jnp.asarray, self._given))
+        named = ("name", "config", "parts")
         return given | {
-            "algorithm": {
-                "name": algorithm.name,
-                "config": algorithm.config,
-                "parts": algorithm.parts,
-            },
+            "algorithm": {name: getattr(algorithm, name) for name in named},
             "participation": self._participation,
             "eval_splits": self._eval_splits,
             "client_summaries": tuple(self._client_summaries),
@@ -306,7 +272,11 @@ class Cohorts:
     @property
     def broken(self) -> str:
         """What to say of a round after which the state is not finite."""
-        return _BROKEN.format(reduce=self._algorithm.parts.get("reduce", "it"))
+        reduce = self._algorithm.parts.get("reduce", "it")
+        return (
+            "the model is not finite after the server's step, although every update "
+            f"that went into {reduce} is"
+        )
 
     @functools.cached_property
     def _fingerprint(self) -> dict[str, Any]:
@@ -316,18 +286,14 @@ class Cohorts:
         """Begins runs of every seed with each config's numbers, R in all."""
         # Weakly typed, as they would be in Python: they don't widen what they scale.
         self._numbers = {
-            name: jax.numpy.stack(
-                [
-                    jax.numpy.asarray(float(of[name]))
-                    for of in numbers
-                    for _ in self.seeds
-                ]
+            name: jnp.stack(
+                [jnp.asarray(float(of[name])) for of in numbers for _ in self.seeds]
             )
             for name in numbers[0]
         }
         runs = len(numbers) * len(self.seeds)
         self._at_once = seeds_at_once(self._axis, runs)
-        keys = jax.numpy.concatenate([seed_keys(self.seeds)] * len(numbers))
+        keys = jnp.concatenate([seed_keys(self.seeds)] * len(numbers))
         state = self._initial(keys)
         _check_trainable(state.params)
         self._states = split_seeds(state, self._at_once)  # without rows of the store
@@ -374,11 +340,6 @@ class Cohorts:
         return runs, {k: x[runs.start : runs.stop] for k, x in self._numbers.items()}
 
     @property
-    def execution(self) -> Execution:
-        """How rounds run."""
-        return self._execution
-
-    @property
     def compilations(self) -> int:
         """How often rounds were compiled, since the first `start`."""
         return self._run.compilations
@@ -392,9 +353,9 @@ class Cohorts:
     def state(self) -> Any:
         """The state with all clients' rows, wherever they live."""
         state = joined_seeds(self._states)
-        return (
-            state if self._store is None else state._replace(clients=self._store.rows)
-        )
+        if self._store is None:
+            return state
+        return state._replace(clients=self._store.rows)
 
     def restore(self, state: PyTree) -> None:
         """Goes on from a state of these runs."""
@@ -414,11 +375,8 @@ class Cohorts:
         self, spans: Sequence[tuple[int, int]]
     ) -> Generator[tuple[dict[str, np.ndarray], list[list[np.ndarray]]], None, None]:
         """Runs chunks (first, count) of rounds; cohorts are ``[count][S]``."""
-        mesh, store = self.execution.mesh, self._store
-        examples = (
-            None if self._on_host else ship(dict(self._data.train.examples), mesh)
-        )
-        public = ship(dict(self._data.public), mesh)
+        store, examples = self._store, self._feed.examples()
+        public = ship(dict(self._data.public), self.execution.mesh)
         for chunk in Prefetch(self._feed, spans):
             metrics = []
             for i in range(len(self._states)):
@@ -439,10 +397,9 @@ class Cohorts:
         timed, num_clients = self._feed.participation, self._data.num_clients
         if not isinstance(timed, Timed):
             return {}
-        rounds = range(chunk.first, chunk.first + len(chunk.client_ids))
         seconds = [
             [timed.round_seconds(seed, round, num_clients) for seed in self.seeds]
-            for round in rounds
+            for round, _ in enumerate(chunk.client_ids, chunk.first)
         ]
         configs = len(self._states) * self._at_once // len(self.seeds)
         return {"virtual_seconds": np.tile(seconds, configs)}
@@ -469,8 +426,7 @@ class Cohorts:
     @functools.cached_property
     def _served(self) -> Callable[[dict[str, jax.Array], Any], Params]:
         def one(run):
-            numbers, state = run
-            return self._build(numbers).model(state)
+            return self._build(run[0]).model(run[1])
 
         return jax.jit(lambda numbers, state: lax.map(one, (numbers, state)))
 
@@ -488,10 +444,9 @@ class Cohorts:
     @functools.cached_property
     def _evaluate_own(self) -> Callable:
         def own_models(run, row):
-            numbers, state = run
-            of_client = self._build(numbers).own_models
+            of_client = self._build(run[0]).own_models
             assert of_client is not None
-            return of_client(state, row)
+            return of_client(run[1], row)
 
         return compile_own_evaluation(
             own_models,

@@ -187,8 +187,8 @@ class Study(Design):
             check.one_of(list(self.methods), claims=better)
             check.one_of(list(self.methods), claims=worse)
             check.one_of(list(self.settings), claims=setting)
+        tuned = [m for m, method in self.methods.items() if method.grid]
         for name, setting in self.settings.items():
-            tuned = [m for m, method in self.methods.items() if method.grid]
             if tuned and "validation" not in setting.data.splits:
                 raise ValueError(
                     f"the data of setting {name!r} must have a validation split to "
@@ -214,29 +214,17 @@ class Trial(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A cell of the study and how it ended.
-
-    Attributes:
-      method: its name.
-      setting: its name.
-      config: hyper-parameters that ran.
-      metric: name in `result`, as "test_accuracy".
-      result: without its state, which is in its run directory; None where it failed.
-      error: why it failed or how far it is, or nothing.
-      trials: the grid.
-      taken: the point of the grid that `config` is.
-      finished: whether it has come to its end or failed.
-    """
+    """A cell of the study and how it ended."""
 
     method: str
     setting: str
-    config: Any
-    metric: str
-    result: Result | None
-    error: str
-    trials: tuple[Trial, ...] = ()
-    taken: str = ""
-    finished: bool = True
+    config: Any  # hyper-parameters that ran
+    metric: str  # its name in `result`, as "test_accuracy"
+    result: Result | None  # its state is in its run directory; None where it failed
+    error: str  # why it failed or how far it is, or nothing
+    trials: tuple[Trial, ...] = ()  # the grid
+    taken: str = ""  # the point of the grid that `config` is
+    finished: bool = True  # whether it has come to its end or failed
 
     @property
     def values(self) -> np.ndarray:
@@ -258,19 +246,12 @@ class Row(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a study has measured; `fedjax_core.study_report` shows it.
-
-    Attributes:
-      study: what was asked.
-      out: its folder.
-      rows: its cells.
-      made: data, settings and versions behind them, as JSON.
-    """
+    """What a study has measured; `fedjax_core.study_report` shows it."""
 
     study: Design
-    out: Path
+    out: Path  # its folder
     rows: list[Row]
-    made: Mapping[str, Any]
+    made: Mapping[str, Any]  # data, settings and versions behind them, as JSON
 
     def row(self, method: str, setting: str) -> Row:
         """The cell of that name."""
@@ -305,7 +286,16 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
     if not command.exists(out):
         command.write(out, command.of_program())
     rows = [_row(study, m, s) for s in study.settings for m in study.methods]
-    outcome = _noted(Outcome(study, out, rows, _made(study)), rows)
+    settings = {
+        name: {
+            "data": fingerprint(setting.data),
+            "rounds": setting.rounds,
+            "options": to_json(dict(setting.options)),
+        }
+        for name, setting in study.settings.items()
+    }
+    made = {"versions": versions(), "settings": settings}
+    outcome = _noted(Outcome(study, out, rows, made), rows)
     points = [
         _Job(out / "tuning" / s / m / point, m, s, config)
         for m, s, *_ in rows
@@ -314,7 +304,7 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
     with CellsBar(len(points) + len(rows), progress) as bar:
         try:
             tried = _run(study, points, ("validation",), study.tuning_seeds, bar)
-            grids = list(zip(points, tried, strict=True))
+            grids = [(job, tried[job.path]) for job in points]
             rows = [_tuned(study, row, grids) for row in rows]
             _noted(outcome, rows)
             jobs = [
@@ -328,7 +318,7 @@ def run(study: Study, out: str | os.PathLike, *, progress: bool = True) -> Outco
                 f"stopped with {bar.finished} of {bar.cells} runs done; the same call "
                 f"goes on from there."
             ) from None
-    found = {job[1:3]: end for job, end in zip(jobs, ends, strict=True)}
+    found = {job[1:3]: ends[job.path] for job in jobs}
     rows = [_ended(row, found[row[:2]]) if row[:2] in found else row for row in rows]
     return _noted(outcome, rows)
 
@@ -383,22 +373,22 @@ def _run(
     splits: Sequence[str],
     seeds: Sequence[int],
     bar: CellsBar,
-) -> list[Result | Exception]:
-    """The results of jobs, or why they failed."""
-    ends: dict[int, Result | Exception] = {}
+) -> dict[Path, Result | Exception]:
+    """The results of jobs, or why they failed, by their paths."""
+    ends: dict[Path, Result | Exception] = {}
     for group in _groups(study, jobs):
-        setting = study.settings[jobs[group[0]].setting]
-        method = study.methods[jobs[group[0]].method]
+        paths, first = [job.path for job in group], group[0]
+        method, setting = study.methods[first.method], study.settings[first.setting]
         try:
             found = sweep(
                 lambda config: method.make(config, setting.model.loss),  # noqa: B023
-                [jobs[i].config for i in group],
+                [job.config for job in group],
                 setting.data,
                 setting.model,
                 rounds=setting.rounds,
                 seeds=seeds,
                 eval_splits=tuple(splits),
-                run_dirs=[jobs[i].path for i in group],
+                run_dirs=paths,
                 resume=True,
                 states=False,  # those of all cells may not fit into memory
                 bar=lambda which: bar.part(len(which), setting.rounds),  # noqa: B023
@@ -409,25 +399,25 @@ def _run(
                 raise  # the others may be without it, and wait
             found = [error] * len(group)
         bar.add(len(group))
-        ends |= zip(group, found, strict=True)
-    return [ends[i] for i in range(len(jobs))]
+        ends |= zip(paths, found, strict=True)
+    return ends
 
 
-def _groups(study: Study, jobs: Sequence[_Job]) -> list[list[int]]:
-    """Jobs, by their places, that one program can run."""
-    groups: list[list[int]] = []
-    for i, job in enumerate(jobs):
+def _groups(study: Study, jobs: Sequence[_Job]) -> list[list[_Job]]:
+    """Jobs that one program can run."""
+    groups: list[list[_Job]] = []
+    for job in jobs:
         for group in groups:
-            first = jobs[group[0]]
+            first = group[0]
             if (
                 job.setting == first.setting
                 and study.methods[job.method].make == study.methods[first.method].make
                 and same_but_numbers(job.config, first.config)
             ):
-                group.append(i)
+                group.append(job)
                 break
         else:
-            groups.append([i])
+            groups.append([job])
     return groups
 
 
@@ -445,7 +435,7 @@ def _tuned(
 ) -> Row:
     """With the config that is best on validation data, and with its grid."""
     metric = row.metric.replace("test_", "validation_", 1)
-    mine = [(j, end) for j, end in grids if (j.method, j.setting) == row[:2]]
+    mine = [(job, end) for job, end in grids if job[1:3] == row[:2]]
     if not mine:
         return row
     trials = [Trial(job.path.name, *_score(end, metric)) for job, end in mine]
@@ -476,20 +466,6 @@ def _ended(row: Row, end: Result | Exception | str) -> Row:
     error = _score(end, row.metric)[1]
     result = end if isinstance(end, Result) and not error else None
     return row._replace(result=result, error=error, finished=True)
-
-
-def _made(study: Study) -> dict[str, Any]:
-    return {
-        "versions": versions(),
-        "settings": {
-            name: {
-                "data": fingerprint(setting.data),
-                "rounds": setting.rounds,
-                "options": to_json(dict(setting.options)),
-            }
-            for name, setting in study.settings.items()
-        },
-    }
 
 
 def _noted(outcome: Outcome, rows: list[Row]) -> Outcome:

@@ -21,23 +21,14 @@ _EXACT = 16  # seeds whose signs are flipped in every way
 
 
 class Ordering(NamedTuple):
-    """A claimed ordering and what the seeds say.
+    """A claimed ordering and what the seeds say."""
 
-    Attributes:
-      better: method that is claimed to be better.
-      worse: the other one.
-      setting: where.
-      difference: by how much it is, mean over seeds; NaN where a cell failed.
-      p: of no difference against the claim, one-sided.
-      verdict: "held", "not held" where the opposite is significant, or "undecided".
-    """
-
-    better: str
+    better: str  # the method that is claimed to be
     worse: str
     setting: str
-    difference: float
-    p: float
-    verdict: str
+    difference: float  # by how much it is, mean over seeds; NaN where a cell failed
+    p: float  # of no difference against the claim, one-sided
+    verdict: str  # "held", "not held" where the opposite is significant, "undecided"
 
 
 class Table(NamedTuple):
@@ -161,38 +152,36 @@ def tables(outcome: Outcome) -> list[Table]:
         kept = [True, True, study.show_best, *[bool(study.printed)] * 2, True]
         header, *rows = (tuple(itertools.compress(x, kept)) for x in [header, *rows])
         shown.append(Table(setting, header, rows))
-    if study.claims:
-        rows = [
-            (f"{o.better} > {o.worse}", o.setting, _number(o.difference, "+.4f"),
-             _number(o.p, ".3g"), o.verdict)
-            for o in orderings(outcome)
-        ]  # fmt: skip
-        header = ("claim, > is better", "setting", "by", "p", "verdict")
-        shown.append(Table(f"Claims ({_test(outcome)})", header, rows))
-    rows = [
-        (
-            row.method,
-            row.setting,
-            trial.point,
-            "failed" if trial.error else _number(trial.score),
-            "taken" if trial.point == row.taken else "",
-        )
-        for row in outcome.rows
-        for trial in row.trials
-    ]
-    if rows:
-        title = f"Grids, on validation data and seeds {list(study.tuning_seeds)}"
-        header = ("method", "setting", "point", study.metric, "")
-        shown.append(Table(title, header, rows))
+    more = [
+        Table(
+            f"Claims ({_test(outcome)})",
+            ("claim, > is better", "setting", "by", "p", "verdict"),
+            [
+                (f"{o.better} > {o.worse}", o.setting, _number(o.difference, "+.4f"),
+                 _number(o.p, ".3g"), o.verdict)
+                for o in orderings(outcome)
+            ],
+        ),
+        Table(
+            f"Grids, on validation data and seeds {list(study.tuning_seeds)}",
+            ("method", "setting", "point", study.metric, ""),
+            [
+                (row.method, row.setting, trial.point,
+                 "failed" if trial.error else _number(trial.score),
+                 "taken" if trial.point == row.taken else "")
+                for row in outcome.rows
+                for trial in row.trials
+            ],
+        ),
+    ]  # fmt: skip
     for title, finished in (("Failed", True), ("Unfinished", False)):
         rows = [
             (row.method, row.setting, row.error)
             for row in outcome.rows
             if row.error and row.finished == finished
         ]
-        if rows:
-            shown.append(Table(title, ("method", "setting", "why"), rows))
-    return shown
+        more.append(Table(title, ("method", "setting", "why"), rows))
+    return shown + [table for table in more if table.rows]
 
 
 def _settings(outcome: Outcome) -> list[str]:
@@ -240,6 +229,8 @@ def markdown(outcome: Outcome) -> str:
 
 def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     """Name -> matplotlib figure: the metric against what it costs, and over clients."""
+    from matplotlib.figure import Figure
+
     runs = [
         (_label(outcome, row), row.metric, row.result)
         for row in outcome.rows
@@ -248,7 +239,12 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     ]
     if not runs:
         return {}
-    drawn = {}
+    drawn: dict[str, Figure] = {}
+
+    def axes_of(name: str) -> Any:
+        drawn[name] = Figure(figsize=(5, 3.4), layout="constrained")
+        return drawn[name].subplots()
+
     costs = {"megabytes": "uplink_bytes", "virtual seconds": "virtual_seconds"}
     # One point each over the same number of rounds shows nothing.
     if any((r.train | r.evaluations)[metric].shape[1] > 1 for _, metric, r in runs):
@@ -256,13 +252,14 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     for name, measured in costs.items():
         if measured and not all(measured in run.train for _, _, run in runs):
             continue
-        drawn[name], axes = _axes()
+        axes = axes_of(name)
         over = name.replace(" ", "_") if measured else None
         for label, metric, run in runs:
             run.draw(axes, metric, over=over, label=label)
         axes.set(xlabel=name, ylabel=outcome.study.metric)
     if all(metric in run.client_metrics for _, metric, run in runs):
-        drawn["clients"], axes = _axes()
+        axes = axes_of("clients")
+        axes.grid(alpha=0.3)
         for label, metric, run in runs:
             values = np.sort(run.client_metrics[metric].ravel())
             values = values[np.isfinite(values)]
@@ -273,15 +270,6 @@ def figures(outcome: Outcome, setting: str) -> dict[str, Any]:
     for figure in drawn.values():
         figure.axes[0].legend(fontsize=8)
     return drawn
-
-
-def _axes() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 3.4), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(alpha=0.3)
-    return figure, axes
 
 
 def write(outcome: Outcome, more: Sequence[Table] = ()) -> Path:
@@ -350,7 +338,11 @@ def _page(
             for name, png in mine
         ]
         parts += [f'<div class="figures">{"".join(images)}</div>'] if images else []
-    made = json.dumps(_command(outcome.out) | summary(outcome), indent=2)
+    typed = {}  # and all settings that it came to
+    if command.exists(outcome.out):
+        came = command.read(outcome.out)
+        typed = {"command": came.command, "options": came.options}
+    made = json.dumps(typed | summary(outcome), indent=2)
     parts += [
         "<details><summary>How it was made</summary>",
         f"<pre>{html.escape(made)}</pre></details>",
@@ -364,14 +356,6 @@ def _page(
         + "\n".join(parts)
         + "</body></html>\n"
     )
-
-
-def _command(out: Path) -> dict[str, Any]:
-    """What was typed, and all settings that it came to."""
-    if not command.exists(out):
-        return {}
-    made = command.read(out)
-    return {"command": made.command, "options": made.options}
 
 
 def _html_table(table: Table) -> str:

@@ -17,8 +17,9 @@ from typing import Any
 import jax
 
 from fedjax_core.data.packed import FederatedData
-from fedjax_core.driver import Bar, Cell, NonFiniteUpdateError, drive_cells
+from fedjax_core.driver import Cell, NonFiniteUpdateError, drive_cells
 from fedjax_core.models.model import Model
+from fedjax_core.progress import RoundsBar
 from fedjax_core.result import Result
 from fedjax_core.rounds import seeds_at_once
 from fedjax_core.run_dir import SavedRun
@@ -41,7 +42,8 @@ def numbers(config: Any) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         # client_lr=1 is a float to its field.
-        return isinstance(value, float) or field.type in (float, "float")
+        kind = getattr(field.type, "__origin__", field.type)  # of `types.Positive`, say
+        return isinstance(value, float) or kind in (float, "float")
 
     values = [(f, getattr(config, f.name)) for f in dataclasses.fields(config)]
     return {f.name: float(value) for f, value in values if is_number(f, value)}
@@ -80,7 +82,7 @@ def sweep(
     checkpoint_every: int | None = None,
     strict: bool = False,
     record: Any = None,
-    bar: Callable[[Sequence[int]], bool | Bar] = lambda which: False,
+    bar: Callable[[Sequence[int]], bool | RoundsBar] = lambda which: False,
     seeds_axis: str = "auto",
     states: bool = True,
     **options: Any,
@@ -168,13 +170,16 @@ def sweep(
                 values = [{k: getattr(configs[i], k) for k in differ} for i in which]
                 found = run(machine, which, values)
             else:
-                alone = Cohorts(algorithms[which[0]], data, model, **options)
+                alone = Cohorts(
+                    algorithms[which[0]], data, model, seeds_axis=seeds_axis, **options
+                )
                 found = run(alone, which, [{}])
         except Exception as error:
             if shared and isinstance(error, _WANTS_VALUE):
+                reason = str(error).splitlines()[0]
                 _LOG.warning(
                     "%s looks at one of %s from Python, so every config is compiled: "
-                    "%s", algorithms[0].name, ", ".join(differ), _first_line(error),
+                    "%s", algorithms[0].name, ", ".join(differ), reason,
                 )  # fmt: skip
                 shared = False
             elif jax.process_count() > 1:
@@ -188,15 +193,12 @@ def sweep(
                 todo = deque([i] for batch in todo for i in batch)
             continue
         for i, end in zip(which, found, strict=True):
-            ends[i] = end if states else _without_state(end)
+            ends[i] = end
+            if not states and isinstance(end, NonFiniteUpdateError):
+                end.result = dataclasses.replace(end.result, state=None)
+            elif not states:
+                ends[i] = dataclasses.replace(end, state=None)
     return ends
-
-
-def _without_state(end: Result | NonFiniteUpdateError) -> Any:
-    if isinstance(end, Result):
-        return dataclasses.replace(end, state=None)
-    end.result = dataclasses.replace(end.result, state=None)
-    return end
 
 
 def _level(run_dirs: Sequence[str | os.PathLike | None]) -> list[list[int]]:
@@ -206,7 +208,3 @@ def _level(run_dirs: Sequence[str | os.PathLike | None]) -> list[list[int]]:
         at = 0 if path is None else SavedRun(path).round
         rounds.setdefault(at, []).append(i)
     return list(rounds.values())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -113,9 +113,7 @@ def of_vectors(
 
 def identity() -> Transform:
     """Sends the update as it is."""
-    return stateless(
-        lambda message, key: message, lambda bound: bound, "identity", True
-    )
+    return stateless(lambda message, _: message, lambda bound: bound, "identity", True)
 
 
 def chain(*transforms: Transform) -> Transform:
@@ -178,9 +176,8 @@ def with_transform(program: ClientProgram, transform: Transform) -> ClientProgra
         if "failure" not in metrics:
             metrics["failure"] = jnp.where(all_finite((update, inner)), 0, 1)
         if sent.update is not update:
-            late = jnp.where(all_finite((sent.update, kept)), 0, 2)
-            early = metrics["failure"]
-            metrics["failure"] = jnp.where(early > 0, early, late)
+            early, fine = metrics["failure"], all_finite((sent.update, kept))
+            metrics["failure"] = jnp.where((early == 0) & ~fine, 2, early)
         bits, update = sent.bits, sent.update
         if stats is not None:
             bits = bits + dense_bits(stats.total)
@@ -231,7 +228,6 @@ def clip(clip_norm: float) -> Transform:
     check.positive(clip_norm=clip_norm)
 
     def apply(message: Message, key: Key) -> Message:
-        del key
         norm = flat_norm(message.update)
         leaves = jax.tree.leaves(message.update)
         # 63 additions for each level of a sum, one for each leaf, and what little the

@@ -1,9 +1,12 @@
 """The contracts: what one client does, what a round is, what an algorithm is."""
 
 import dataclasses
+import functools
 import operator
+import types
+import typing
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +26,43 @@ the pair of them and its new statistics.
 The engine averages losses over ``batch["example_mask"]``, so padding can't leak into a
 mean. A masked row holds a copy of a real row of the same client.
 """
+
+
+Positive = Annotated[float, check.positive]
+NonNegative = Annotated[float, check.non_negative]
+Fraction = Annotated[float, check.fraction]  # in [0, 1)
+Share = Annotated[float, functools.partial(check.in_range, 0, 1)]
+PositiveInt = Annotated[int, check.positive_int]
+Names = Annotated[tuple[str, ...], check.names]
+
+
+class Checked:
+    """The base of a dataclass whose fields are checked by their types.
+
+    A `Literal` lists the values of a field, and an `Annotated` has its rule: a function
+    of `fedjax_core.check`. None passes where the type is a union with it.
+    """
+
+    def __post_init__(self):
+        for name, rule, optional in _rules(type(self)):
+            value = getattr(self, name)
+            if value is not None or not optional:
+                rule(**{name: value})
+
+
+@functools.cache
+def _rules(kind: type) -> list[tuple[str, Callable[..., None], bool]]:
+    """Names of fields, their rules, and whether they may be None."""
+    found = []
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        options = typing.get_args(hint) if union else (hint,)
+        for option in options:
+            rules = getattr(option, "__metadata__", ())
+            if typing.get_origin(option) is Literal:
+                rules = (functools.partial(check.one_of, typing.get_args(option)),)
+            found += [(name, rule, type(None) in options) for rule in rules]
+    return found
 
 
 class Turn(NamedTuple):
@@ -96,7 +136,7 @@ class ClientProgram(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Execution:
+class Execution(Checked):
     """How a cohort runs. It changes speed and memory, never the result.
 
     Attributes:
@@ -107,13 +147,9 @@ class Execution:
         length, which makes the round reverse-mode differentiable.
     """
 
-    block_size: int = 1
+    block_size: PositiveInt = 1
     mesh: jax.sharding.Mesh | None = None
-    max_steps: int = 0
-
-    def __post_init__(self):
-        check.positive_int(block_size=self.block_size)
-        check.non_negative(max_steps=self.max_steps)
+    max_steps: Annotated[int, check.non_negative] = 0
 
     @property
     def num_devices(self) -> int:
@@ -211,7 +247,7 @@ class Cohort:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalWork:
+class LocalWork(Checked):
     """How much a client trains in a round.
 
     A client walks through its examples in reshuffled epochs of ``ceil(n / batch_size)``
@@ -225,20 +261,18 @@ class LocalWork:
         examples then has no step and takes no part in the round.
     """
 
-    batch_size: int = 20
-    epochs: int = 1
-    steps: int | None = None
+    batch_size: PositiveInt = 20
+    epochs: PositiveInt = 1
+    steps: PositiveInt | None = None
     drop_remainder: bool = False
-
-    def __post_init__(self):
-        check.positive_int(batch_size=self.batch_size, epochs=self.epochs)
-        if self.steps is not None:
-            check.positive_int(steps=self.steps)
 
     def steps_per_epoch(self, sizes: Any) -> Any:
         """Batches in one epoch of clients with `sizes` examples, an array of ints."""
         whole = sizes // self.batch_size
         return whole if self.drop_remainder else -(-sizes // self.batch_size)
+
+
+Work = Annotated[LocalWork, functools.partial(check.instance, LocalWork)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,12 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from fedjax_core import check
-from fedjax_core.participation import Participation, generator, numbers
+from fedjax_core.participation import (
+    Participation,
+    generator,
+    numbers,
+    one_each,
+)
 from fedjax_core.random import hash64
 
 _DEVICE, _LINK, _TURN = 0xDE71CE, 0x117C, 0x7124
@@ -71,13 +76,12 @@ class Devices:
         """
         steps = np.asarray(steps, np.float64)
         client = np.arange(len(steps))
-        step = self.step_seconds * np.exp(
-            self.spread * _normal(self.seed, _DEVICE, client)
-        )
-        rate = self.bytes_per_second * np.exp(
-            self.link_spread * _normal(self.seed, _LINK, client)
-        )
-        return steps * step + num_bytes / rate
+
+        def drawn(median: float, spread: float, what: int) -> np.ndarray:
+            return median * np.exp(spread * _normal(self.seed, what, client))
+
+        rate = drawn(self.bytes_per_second, self.link_spread, _LINK)
+        return steps * drawn(self.step_seconds, self.spread, _DEVICE) + num_bytes / rate
 
 
 @runtime_checkable
@@ -95,7 +99,7 @@ class Timed(Participation, Protocol):
 
 # eq=False: the generated comparison fails on arrays.
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Synchronous:
+class Synchronous(Timed):
     """Rounds that end with the slowest client they wait for.
 
     Attributes:
@@ -113,8 +117,7 @@ class Synchronous:
 
     def __post_init__(self):
         check.instance(Participation, participation=self.participation)
-        object.__setattr__(self, "seconds", _seconds(self.seconds))
-        check.non_negative(jitter=self.jitter)
+        _check_seconds(self)
         if self.wait_for is not None:
             check.positive_int(wait_for=self.wait_for)
 
@@ -122,9 +125,9 @@ class Synchronous:
         self, seed: int, round: int, num_clients: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """The clients that are waited for, by id, and how long each takes."""
-        _check_length(self.seconds, num_clients)
+        one_each(num_clients, seconds=self.seconds)
         ids = self.participation.draw(seed, round, num_clients)
-        takes = _turns(self.seconds, self.jitter, seed, round, ids)
+        takes = _turns(self, seed, round, ids)
         first = np.sort(np.argsort(takes, kind="stable")[: self.wait_for])
         return ids[first], takes[first]
 
@@ -143,12 +146,12 @@ class Synchronous:
     def max_cohort_size(self, num_clients: int) -> int:
         """That of `participation`, or as many as are waited for."""
         size = self.participation.max_cohort_size(num_clients)
-        return size if self.wait_for is None else min(size, self.wait_for)
+        return min(size, self.wait_for or size)
 
     def expected_cohort_size(self, num_clients: int) -> float:
         """As `max_cohort_size`."""
         size = self.participation.expected_cohort_size(num_clients)
-        return size if self.wait_for is None else min(size, self.wait_for)
+        return min(size, self.wait_for or size)
 
 
 class _Update(NamedTuple):
@@ -160,7 +163,7 @@ class _Update(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Asynchronous:
+class Asynchronous(Timed):
     """Rounds that end when `buffer_size` updates have arrived, whoever sent them.
 
     `concurrency` clients train at any time. When one is done, its update goes into the
@@ -182,29 +185,27 @@ class Asynchronous:
 
     def __post_init__(self):
         check.positive_int(concurrency=self.concurrency, buffer_size=self.buffer_size)
-        check.non_negative(jitter=self.jitter)
-        seconds = _seconds(self.seconds)
-        object.__setattr__(self, "seconds", seconds)
-        most = len(seconds) - self.buffer_size + 1
+        num_clients = _check_seconds(self)
+        most = num_clients - self.buffer_size + 1
         if self.concurrency > most:
             raise ValueError(
                 f"concurrency must be <= {most}, so that somebody is idle while "
-                f"{self.buffer_size - 1} of {len(seconds)} clients wait in the buffer, "
+                f"{self.buffer_size - 1} of {num_clients} clients wait in the buffer, "
                 f"got {self.concurrency}."
             )
 
     @functools.cached_property
-    def _timeline(self):
-        lock, runs = threading.Lock(), {}  # draws come from the feed's thread, too
+    def _timelines(self):
+        return threading.Lock(), {}  # draws come from the feed's thread, too
 
-        def update(seed: int, round: int) -> _Update:
-            with lock:
-                events, updates = runs.setdefault(seed, (self._events(seed), []))
-                while len(updates) <= round:
-                    updates.append(next(events))
-                return updates[round]
-
-        return update
+    def _update(self, seed: int, round: int, num_clients: int) -> _Update:
+        one_each(num_clients, seconds=self.seconds)
+        lock, runs = self._timelines
+        with lock:
+            events, updates = runs.setdefault(seed, (self._events(seed), []))
+            while len(updates) <= round:
+                updates.append(next(events))
+            return updates[round]
 
     def _events(self, seed: int):
         """Yields one `_Update` after the other, from the start of the run."""
@@ -214,7 +215,7 @@ class Asynchronous:
         training: list[tuple[float, int, int]] = []  # (ends, client, started)
 
         def start(client: int, now: float, round: int, turn: int) -> None:
-            takes = _turns(self.seconds, self.jitter, seed, turn, np.array([client]))
+            takes = _turns(self, seed, turn, np.array([client]))
             heapq.heappush(training, (now + float(takes[0]), client, round))
 
         for client in sorted(busy):
@@ -238,48 +239,38 @@ class Asynchronous:
 
     def draw(self, seed: int, round: int, num_clients: int) -> np.ndarray:
         """The clients whose updates the round aggregates."""
-        _check_length(self.seconds, num_clients)
-        return self._timeline(seed, round).client_ids
+        return self._update(seed, round, num_clients).client_ids
 
     def start_rounds(self, seed: int, round: int, num_clients: int) -> np.ndarray:
         """When each of them started."""
-        _check_length(self.seconds, num_clients)
-        return self._timeline(seed, round).start_rounds
+        return self._update(seed, round, num_clients).start_rounds
 
     def round_seconds(self, seed: int, round: int, num_clients: int) -> float:
         """From one aggregation to the next."""
-        _check_length(self.seconds, num_clients)
-        before = self._timeline(seed, round - 1).time if round else 0.0
-        return self._timeline(seed, round).time - before
+        end = self._update(seed, round, num_clients).time
+        return end - (self._update(seed, round - 1, num_clients).time if round else 0)
 
     def max_cohort_size(self, num_clients: int) -> int:
         """K."""
-        _check_length(self.seconds, num_clients)
+        one_each(num_clients, seconds=self.seconds)
         return self.buffer_size
-
-    def expected_cohort_size(self, num_clients: int) -> float:
-        """K."""
-        return float(self.max_cohort_size(num_clients))
 
 
 def _turns(
-    seconds: npt.ArrayLike, jitter: float, seed: int, turn: int, ids: np.ndarray
+    of: Synchronous | Asynchronous, seed: int, turn: int, ids: np.ndarray
 ) -> np.ndarray:
     """How long a turn takes each of the clients `ids`."""
-    mean = np.asarray(seconds)[ids]
-    return mean * np.exp(jitter * _normal(seed, _TURN, turn, ids)) if jitter else mean
+    mean = np.asarray(of.seconds)[ids]
+    if not of.jitter:
+        return mean
+    return mean * np.exp(of.jitter * _normal(seed, _TURN, turn, ids))
 
 
-def _seconds(values: npt.ArrayLike) -> np.ndarray:
-    seconds = numbers("seconds", values)
+def _check_seconds(of: Synchronous | Asynchronous) -> int:
+    """Keeps a copy of how long turns take; returns of how many clients."""
+    seconds = numbers("seconds", of.seconds)
     if not (seconds > 0).all():
         raise ValueError(f"seconds must be > 0, got {seconds.min()}.")
-    return seconds
-
-
-def _check_length(seconds: npt.ArrayLike, num_clients: int) -> None:
-    if np.shape(seconds) != (num_clients,):
-        raise ValueError(
-            f"seconds must hold one value per client, shape ({num_clients},), got "
-            f"shape {np.shape(seconds)}."
-        )
+    check.non_negative(jitter=of.jitter)
+    object.__setattr__(of, "seconds", seconds)
+    return len(seconds)

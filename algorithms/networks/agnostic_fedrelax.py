@@ -55,11 +55,8 @@ def least_squares(
 ) -> Family:
     """Models linear in features; parameters ``[k, p]``.
 
-    Args:
-      nodes: ``[k]``.
-      features: ``[rows, d]`` to ``[rows, p]``.
-      ridge: strength of a penalty ||w||^2, >= 0; of several minimisers the one of least
-        norm is taken.
+    `features` maps ``[rows, d]`` to ``[rows, p]``, and `ridge` >= 0 is the strength of
+    a penalty ||w||^2; of several minimisers the one of least norm is taken.
     """
     check.non_negative(ridge=ridge)
 
@@ -162,11 +159,10 @@ def make(
 
     def update(W, S, t, key):
         del t, key
+        parts = zip(families, W, nodes, inboxes, strict=True)
         return tuple(
             jax.vmap(family.fit)(params, *_points(S, ids, inbox))
-            for family, params, ids, inbox in zip(
-                families, W, nodes, inboxes, strict=True
-            )
+            for family, params, ids, inbox in parts
         )
 
     def _points(S, ids, inbox):
@@ -174,12 +170,11 @@ def make(
         edge = graph.edge.at[inbox].get(mode="fill", fill_value=0)
         weight = graph.weight[graph.edge].at[inbox].get(mode="fill", fill_value=0)
         weight = jnp.asarray(alpha, X.dtype) * weight.astype(X.dtype) / size
-        k, d = len(ids), X.shape[2]
+        shape = len(ids), -1
+        theirs = S.at[inbox].get(mode="fill", fill_value=0).reshape(shape)
         return (
-            jnp.concatenate([X[ids], test[edge].reshape(k, -1, d)], 1),
-            jnp.concatenate(
-                [y[ids], S.at[inbox].get(mode="fill", fill_value=0).reshape(k, -1)], 1
-            ),
+            jnp.concatenate([X[ids], test[edge].reshape(*shape, X.shape[2])], 1),
+            jnp.concatenate([y[ids], theirs], 1),
             jnp.concatenate([own[ids], jnp.repeat(weight, size, 1)], 1),
         )
 
@@ -253,11 +248,12 @@ def make_linear(
         del W, t, key
         return alone + (jnp.einsum("ndm,nm->nd", gain, S) if shared else S)
 
+    if shared:
+        return Operator(graph, update, emit=emit)
+
     def back(graph, messages):
         return message_sum(graph, jnp.einsum("ldm,lm->ld", gain, messages))
 
-    if shared:
-        return Operator(graph, update, emit=emit)
     return Operator(graph, update, emit=emit, aggregate=back, by_edge=True)
 
 

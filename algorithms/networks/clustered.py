@@ -11,6 +11,8 @@ is nearly constant on well connected node sets C:
   \lVert \varepsilon_i \rVert^2 + 2 \alpha\, \partial C
   \bigl(\lVert \bar w_C \rVert^2 + R^2\bigr) \Bigr]
 
+Arguments of other shapes and out of the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 6.2, Prop. 6.1 (148).
 """
@@ -25,7 +27,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_mask
 from fedjax_core.linalg import least_norm_solve
-from fedjax_core.networks.graph import Graph, edge_diff
+from fedjax_core.networks.graph import Graph, check_shapes, edge_diff
 from fedjax_core.networks.iterate import block_norms
 from fedjax_core.networks.oracles import Quadratic
 from fedjax_core.networks.projections import check_clusters
@@ -41,7 +43,7 @@ def cluster_nodes(
     restarts: int = 10,
     seed: int = 0,
 ) -> np.ndarray:
-    """Clusters nodes by vectors that represent their data.
+    """The cluster of every node, ``[n]`` int32, by vectors that represent their data.
 
     Args:
       Z: ``[n, p]``: fitted parameters, ``pool(stats, arange(n), n)``, or gradients at a
@@ -81,7 +83,7 @@ def pool(
     num_clusters: int,
     weight: ArrayLike | None = None,
 ) -> jax.Array:
-    r"""The least-squares model of every cluster, from its nodes' quadratic losses.
+    r"""The least-squares model of every cluster, ``[C, d]``, from its nodes' losses.
 
     :math:`w_C = (\sum_C Q_i)^{-1} (-\tfrac12 \sum_C q_i)`, or the solution of least
     norm where that matrix is singular; 0 for an empty cluster. For one cluster it is
@@ -103,8 +105,7 @@ def pool(
     n = stats.q.shape[0]
     check_clusters(cluster, n, num_clusters)
     by_node = jnp.ones(n) if weight is None else jnp.asarray(weight)
-    if by_node.shape != (n,):
-        raise ValueError(f"weight must have shape ({n},), got {by_node.shape}.")
+    check_shapes(f"({n},)", weight=by_node)
     by_node = by_node.astype(stats.q.dtype)
     cluster = jnp.asarray(cluster)
     Q = jax.ops.segment_sum(by_node[:, None, None] * stats.Q, cluster, num_clusters)
@@ -115,12 +116,7 @@ def pool(
 def boundary_weight(graph: Graph, members: ArrayLike) -> jax.Array:
     """The weight of all edges between a node set and the rest, the boundary of C.
 
-    Args:
-      graph: the network.
-      members: ``[n]`` bool, the nodes of C. The boundary of one node is its degree.
-
-    Raises:
-      ValueError: members is not bool or has another shape.
+    C are the `members`, ``[n]`` bool. The boundary of one node is its degree.
     """
     inside = as_mask("members", members, (graph.num_nodes,))
     return jnp.sum(jnp.where(inside[graph.head] != inside[graph.tail], graph.weight, 0))
@@ -129,8 +125,7 @@ def boundary_weight(graph: Graph, members: ArrayLike) -> jax.Array:
 def induced(graph: Graph, members: ArrayLike) -> Graph:
     """The graph of some nodes and the edges among them, nodes renumbered in order.
 
-    Raises:
-      ValueError: no node is left, or members is not bool or has another shape.
+    Raises ValueError where no node is left.
     """
     inside = np.asarray(as_mask("members", members, (graph.num_nodes,)))
     number = np.cumsum(inside) - 1
@@ -182,13 +177,8 @@ def n_clusters(graph: Graph, W: PyTree, tol: float) -> int:
     r"""How many node sets share their parameters, along the edges of the network.
 
     Counts the components that edges of positive weight with
-    :math:`\lVert w_i - w_j \rVert \le tol` leave. Along growing alpha it falls from n
-    to the number of components of the graph.
-
-    Args:
-      graph: the network.
-      W: leaves ``[n, ...]``, concrete.
-      tol: >= 0.
+    :math:`\lVert w_i - w_j \rVert \le tol` leave, for known W ``[n, ...]`` and tol >=
+    0. Along growing alpha it falls from n to the number of components of the graph.
     """
     check.non_negative(tol=tol)
     near = block_norms(edge_diff(graph, W)) <= tol

@@ -69,11 +69,9 @@ def best_rate(lam2: ArrayLike, lamn: ArrayLike) -> jax.Array:
 
 
 def check_rate(eta: ArrayLike, lamn: float) -> None:
-    r"""Raises ValueError unless :math:`0 < \eta < 2 / \lambda_n`.
+    r"""Raises ValueError unless :math:`0 < \eta < 2 / \lambda_n`, for all of several.
 
-    Args:
-      eta: one rate or several.
-      lamn: the largest eigenvalue of L_G or a bound of it, such as 2 d_max.
+    `lamn` may be a bound of the largest eigenvalue of L_G, such as 2 d_max.
     """
     # L_G is the gradient of u' (L_G / 2) u.
     check_gradient_rate(eta, lamn / 2)

@@ -78,8 +78,7 @@ def subset(num_nodes: int, clients: int | Sequence[int] | None):
     if clients is None:
         return None
     if isinstance(clients, int | np.integer):
-        if not 1 <= clients <= num_nodes:
-            raise ValueError(f"clients must be in [1, {num_nodes}], got {clients}.")
+        check.in_range(1, num_nodes, clients=clients)
 
         def select(t, key):
             del t
@@ -95,5 +94,5 @@ def subset(num_nodes: int, clients: int | Sequence[int] | None):
         raise ValueError(
             f"clients must be different nodes in 0..{num_nodes - 1}, got {clients!r}."
         )
-    mask = jnp.zeros(num_nodes, bool).at[ids].set(True)
+    mask = jnp.asarray(np.isin(np.arange(num_nodes), ids), bool)
     return lambda t, key: mask

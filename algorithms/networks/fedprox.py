@@ -57,12 +57,8 @@ def fixed_point(Q: ArrayLike, q: ArrayLike, eta: ArrayLike) -> jnp.ndarray:
     r"""Where FedProx with all clients leads on quadratic losses; ``[d]``.
 
     :math:`(\sum_i P_i Q_i)^{-1} \sum_i P_i Q_i a_i` with
-    :math:`P_i = (Q_i + I / \eta)^{-1}` and the local minimisers a_i.
-
-    Args:
-      Q: ``[n, d, d]``; of several fixed points the one of least norm is given.
-      q: ``[n, d]``; Q_i a_i = -q_i / 2.
-      eta: > 0.
+    :math:`P_i = (Q_i + I / \eta)^{-1}` and the local minimisers a_i, Q_i a_i = -q_i / 2
+    for Q ``[n, d, d]`` and q ``[n, d]``; of several fixed points the one of least norm.
     """
     Q, q = as_float(Q), as_float(q)
     with wide_if_known(Q, q, eta) as wide:

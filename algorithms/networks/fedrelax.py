@@ -16,11 +16,11 @@ References:
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
+import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_float, by_row
+from fedjax_core.arrays import as_float, by_row, is_known
 from fedjax_core.linalg import least_norm_solve, pulled_inverse
 from fedjax_core.networks.coupling import coupled_inverse
 from fedjax_core.networks.graph import Graph, degree
@@ -42,7 +42,7 @@ def make(graph: Graph, losses: Losses, *, alpha: ArrayLike) -> Operator:
     """
     check.positive(alpha=alpha)
     by_node = degree(graph)
-    if not isinstance(by_node, Tracer) and not (by_node > 0).all():
+    if is_known(by_node) and not np.asarray(by_node > 0).all():
         raise ValueError(
             f"graph must not have isolated nodes, has node {int(by_node.argmin())}."
         )
@@ -86,7 +86,7 @@ def make_quadratic(
         jnp.where(free[:, None, None], 0, Q), jnp.where(free, 1, pull)
     )
     alone = None
-    if isinstance(free, Tracer) or free.any():
+    if not is_known(free) or free.any():
         alone = least_norm_solve(Q, -q / 2)
 
     def update(W, S, t, key):
@@ -113,9 +113,6 @@ def check_converges(graph: Graph, Q: ArrayLike, alpha: float) -> None:
     It does if and only if Q and 2D - Q are positive definite, where Q is the matrix of
     the whole GTVMin and D its diagonal blocks Q_i + alpha deg_i I. Two nodes without
     losses swap their vectors for ever. Dense: for n d up to a few thousand.
-
-    Raises:
-      ValueError: it does not.
     """
     check.non_negative(alpha=alpha)
     check_quadratic(Q)

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float, check_finite
+from fedjax_core.networks.graph import check_labels, check_shapes
 from fedjax_core.networks.oracles import Quadratic
 
 
@@ -25,10 +26,8 @@ def one_vs_rest(X: ArrayLike, label: ArrayLike, num_categories: int) -> Quadrati
     category is not drowned. A category without examples has the zero loss: what it
     learns comes from its neighbours.
 
-    Args:
-      X: ``[N, d]`` features; append a column of ones for an intercept.
-      label: ``[N]`` ints in 0..num_categories-1.
-      num_categories: n, the nodes of the network.
+    X ``[N, d]`` are features, with a column of ones for an intercept; labels, ``[N]``
+    ints in 0..num_categories-1, are the nodes of the network.
 
     Raises:
       ValueError: other shapes, features that are not finite, a label out of range, or
@@ -36,14 +35,9 @@ def one_vs_rest(X: ArrayLike, label: ArrayLike, num_categories: int) -> Quadrati
     """
     check.positive_int(num_categories=num_categories)
     X, label = as_float(X), np.asarray(label)
-    if X.ndim != 2 or label.shape != X.shape[:1]:
-        raise ValueError(
-            f"X and label must have shapes (N, d) and (N,), got {X.shape} and "
-            f"{label.shape}."
-        )
+    check_shapes("(N, d) and (N,)", X=X, label=label)
     check_finite(X=X)
-    if ((label < 0) | (label >= num_categories)).any():
-        raise ValueError(f"label must be in 0..{num_categories - 1}.")
+    check_labels("example", num_categories, label=label)
     count = np.bincount(label, minlength=num_categories)
     if (count > 0).sum() < 2:
         raise ValueError("label must name at least two categories.")

@@ -22,13 +22,7 @@ def sum_of_squares(
 ) -> Quadratic:
     """The losses ||y_i - X_i w||^2 without the usual 1 / m_i.
 
-    Args:
-      X: ``[n, m, d]`` features.
-      y: ``[n, m]`` labels.
-      mask: ``[n, m]`` bool, the rows that exist; by default all.
-
-    Raises:
-      ValueError: as `oracles.least_squares_statistics`, but a node may be empty.
+    Arguments are those of `oracles.least_squares_statistics`, but a node may be empty.
     """
     stats = least_squares_statistics(X, y, mask, allow_empty=True)
     size = as_mask("mask", mask, np.shape(y)).sum(1).astype(stats.c.dtype)

@@ -15,30 +15,19 @@ from jax.typing import ArrayLike
 
 from fedjax_core.arrays import as_float
 from fedjax_core.networks.descent import Rate, check_positive_rate, rate_at
+from fedjax_core.networks.graph import check_shapes
 from fedjax_core.networks.iterate import iterate
 
 
 def online_gd(X: ArrayLike, y: ArrayLike, eta: Rate) -> jax.Array:
-    """Learns from a sequence of data points.
+    """The parameters ``[M, d]`` after every data point X ``[M, d]`` and y ``[M]``.
 
-    Args:
-      X: ``[M, d]`` features in order of arrival.
-      y: ``[M]`` labels.
-      eta: a number, or a schedule that gets 0 for the first point. The text's rates
-        are ``power_decay(shift=6)`` and ``power_decay(power=0.5, shift=6)``, 1/(t+5)
-        and 1/sqrt(t+5) of t = 1, 2, ....
-
-    Returns:
-      ``[M, d]``, the parameters after every point.
-
-    Raises:
-      ValueError: other shapes, or a rate <= 0.
+    eta is a number > 0, or a schedule that gets 0 for the first point. The text's rates
+    are ``power_decay(shift=6)`` and ``power_decay(power=0.5, shift=6)``, 1/(t+5) and
+    1/sqrt(t+5) of t = 1, 2, .... Others raise ValueError.
     """
     X, y = as_float(X), as_float(y)
-    if X.ndim != 2 or y.shape != X.shape[:1]:
-        raise ValueError(
-            f"X and y must have shapes (M, d) and (M,), got {X.shape} and {y.shape}."
-        )
+    check_shapes("(M, d) and (M,)", X=X, y=y)
     check_positive_rate(eta)
 
     def step(w, t, key):

@@ -167,12 +167,9 @@ def make(config: Config, graph: Graph, draw: served.Draw) -> System:
         primal = served.primal(world, c.solver_steps)
         W = primal(theirs, -state.dual, jnp.full(len(mine), c.rho, theirs.dtype), t)
         params = keep_rows(who, W, state.params)
+        heard, count = who.astype(jnp.int32), world.num_examples
         send = private.sender_to(
-            who.astype(jnp.int32),
-            c.budget,
-            c.gradient_bound,
-            world.num_examples,
-            lambda t: c.rho,
+            heard, c.budget, c.gradient_bound, count, lambda t: c.rho
         )
         sent, ledger = send(state.ledger, params, t, random.stream(key, "noise"))
         own = served.cluster_means(

@@ -24,9 +24,7 @@ from fedjax_core.types import PyTree
 def without_labels(losses: Losses, labelled: ArrayLike) -> Losses:
     """The losses of labelled nodes, and zero for all others.
 
-    Args:
-      losses: of all nodes; those of unlabelled ones may be anything, NaN included.
-      labelled: ``[n]`` bool.
+    `labelled` is ``[n]`` bool; the losses of others may be anything, NaN included.
 
     Raises:
       ValueError: a list of indices, or, when called, another number of nodes.

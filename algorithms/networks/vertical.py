@@ -41,6 +41,7 @@ from fedjax_core import check
 from fedjax_core.arrays import as_float
 from fedjax_core.linalg import pinv
 from fedjax_core.networks.descent import Rate, gradient_step
+from fedjax_core.networks.graph import check_ints, check_labels, check_shapes
 from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.oracles import Quadratic
 
@@ -58,29 +59,18 @@ class Columns(NamedTuple):
 
 
 def split_columns(X: ArrayLike, owner: ArrayLike, num_nodes: int) -> Columns:
-    """Gives every node its columns of a table.
-
-    Args:
-      X: ``[m, d]``.
-      owner: ``[d]`` ints, the node that has the column.
-      num_nodes: n; a node may have no column.
+    """Gives every node its columns of a table X ``[m, d]``; it may have none.
 
     Raises:
-      ValueError: other shapes, or an owner that is not in 0..n-1.
+      ValueError: other shapes, or an owner, ``[d]``, that is not in 0..n-1.
       TypeError: owners that are not ints.
     """
     X = as_float(X)
     who = np.asarray(owner)
     check.positive_int(num_nodes=num_nodes)
-    if who.dtype.kind not in "iu":
-        raise TypeError(f"owner must be ints, got dtype {who.dtype}.")
-    if X.ndim != 2 or who.shape != X.shape[1:]:
-        raise ValueError(
-            f"X and owner must have shapes (m, d) and (d,), got {X.shape} and "
-            f"{who.shape}."
-        )
-    if ((who < 0) | (who >= num_nodes)).any():
-        raise ValueError(f"owner must be in 0..{num_nodes - 1}, got {who.tolist()}.")
+    check_ints(owner=who)
+    check_shapes("(m, d) and (d,)", X=X, owner=who)
+    check_labels("column", num_nodes, owner=who)
     mine = [np.flatnonzero(who == i) for i in range(num_nodes)]
     width = max(1, *map(len, mine))
     column = np.full((num_nodes, width), -1, np.int32)
@@ -153,11 +143,11 @@ def lifted_statistics(
     check.in_range(0, n - 1, label_node=label_node)
     _check_labels(columns, y)
     range_of = jnp.einsum("nmk,nkl->nml", X, pinv(X), precision="highest")
-    off = b / m * (jnp.eye(m, dtype=X.dtype)[None] - range_of)
-    unit = jnp.eye(n, dtype=X.dtype)
+    off = b / m * (np.eye(m, dtype=X.dtype)[None] - range_of)
+    unit = np.eye(n, dtype=X.dtype)
     # (r, j), (s, k): data points r and s, nodes' parts j and k.
     Q = jnp.einsum("irs,ij,ik->irjsk", off, unit, unit).reshape(n, m * n, m * n)
-    fit = jnp.kron(jnp.eye(m, dtype=X.dtype), jnp.ones((n, n), X.dtype)) / m
+    fit = np.kron(np.eye(m, dtype=X.dtype), np.ones((n, n), X.dtype)) / m
     Q = Q.at[label_node].add(fit)
     q = jnp.zeros((n, m * n), X.dtype).at[label_node].set(-2 / m * jnp.repeat(y, n))
     c = jnp.zeros(n, X.dtype).at[label_node].set(y @ y / m)
@@ -172,5 +162,4 @@ def read_out(columns: Columns, Z: ArrayLike) -> jax.Array:
 
 
 def _check_labels(columns: Columns, y: jax.Array) -> None:
-    if y.shape != columns.X.shape[1:2]:
-        raise ValueError(f"y must have shape ({columns.X.shape[1]},), got {y.shape}.")
+    check_shapes(f"({columns.X.shape[1]},)", y=y)

@@ -41,9 +41,6 @@ class Config:
       decay: p >= 0 of :math:`\eta_n = \eta_1 n^{-p}`.
       budget: of every node's messages; None sends them without noise.
       gradient_bound: as for `zcdp_nfl.Config`.
-
-    Raises:
-      ValueError: an attribute out of range, or a budget without gradient_bound.
     """
 
     step_size: float = 1.0
@@ -85,13 +82,8 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
         eta = config.eta
         slope = risks.losses(risk, world.data).grad(state.sent)
         params = state.sent - laplacian(mixing, state.sent) - eta(t) * slope
-        send = private.sender(
-            graph,
-            config.budget,
-            config.gradient_bound,
-            world.data.num_examples,
-            lambda t: 1 / jnp.asarray(eta(t)),
-        )
+        count, stiff = world.data.num_examples, lambda t: 1 / jnp.asarray(eta(t))
+        send = private.sender(graph, config.budget, config.gradient_bound, count, stiff)
         sent, ledger = send(state.ledger, params, t, key)
         return State(params, sent, ledger), private.metrics(state.ledger, ledger)
 
@@ -99,12 +91,6 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
         error = risks.normalised_error(state.params, world.optimum)
         return private.report(state.ledger) | error
 
-    return System(
-        "zcdp_grad_nfl",
-        (config, risk),
-        risks.world(risk, draw),
-        init,
-        step,
-        evaluate,
-        private.horizon(config.budget),
-    )
+    of_seed, horizon = risks.world(risk, draw), private.horizon(config.budget)
+    both = config, risk
+    return System("zcdp_grad_nfl", both, of_seed, init, step, evaluate, horizon)

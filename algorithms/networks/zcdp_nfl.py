@@ -115,13 +115,12 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
     check_connected(graph)
     exact = config.primal == "exact"
     factored = exact and risk.error == "squared" and not risk.l1
-
     problem_of = risks.world(risk, draw)
 
     def world(key):
         problem = problem_of(key)
-        factors = admm.spectral(*problem.data.stats[:2]) if factored else ()
-        return World(problem, factors)
+        stats = problem.data.stats[:2]
+        return World(problem, admm.spectral(*stats) if factored else ())
 
     def init(world, key):
         del key
@@ -142,12 +141,9 @@ def make(config: Config, graph: Graph, risk: risks.Risk, draw: risks.Draw) -> Sy
         return by_neighbours if exact else by_neighbours + 1 / config.eta(t)
 
     def step(world, state, t, key):
+        count = world.problem.data.num_examples
         send = private.sender(
-            graph,
-            config.budget,
-            config.gradient_bound,
-            world.problem.data.num_examples,
-            curvature,
+            graph, config.budget, config.gradient_bound, count, curvature
         )
         params = admm.minimise(graph, config.rho, primal(world), state.admm, t)
         sent, ledger = send(state.ledger, params, t, key)

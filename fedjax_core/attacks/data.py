@@ -1,6 +1,8 @@
 """Attacks on the data of some nodes.
 
-Arrays of other shapes and arguments out of the ranges given raise ValueError.
+`attacked` marks nodes or examples: its shape starts those of X and y. Arrays of other
+shapes and arguments out of the ranges given raise ValueError, fractions for data of
+ints TypeError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 10.1.2 and 10.2.
@@ -19,6 +21,9 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_mask, is_known
 from fedjax_core.privacy.mechanisms import check_classes
+
+Predict = Callable[[jax.Array], jax.Array]
+"""``[rows, d] -> [rows]``, numbers or classes."""
 
 
 def poison_data(
@@ -104,14 +109,8 @@ class Trigger:
         return cls(columns, tuple(float(h == hour) for h in range(24)))
 
     def stamp(self, X: jax.Array) -> jax.Array:
-        """X ``[..., d]`` with the trigger put on every row.
-
-        Raises:
-          ValueError: a column outside 0..d-1.
-          TypeError: fractions for features of ints.
-        """
-        values = _cast("values", self.values, X)
-        return X.at[..., self._columns_of(X)].set(values)
+        """X ``[..., d]`` with the trigger, of columns in 0..d-1, put on every row."""
+        return X.at[..., self._columns_of(X)].set(_cast("values", self.values, X))
 
     def holds(self, X: jax.Array) -> jax.Array:
         """Which rows of X ``[..., d]`` carry the trigger; ``[...]`` bool."""
@@ -151,10 +150,7 @@ def plant_backdoor(
 
 
 def clean_error(
-    predict: Callable[[jax.Array], jax.Array],
-    X: jax.Array,
-    y: jax.Array,
-    trigger: Trigger,
+    predict: Predict, X: jax.Array, y: jax.Array, trigger: Trigger
 ) -> jax.Array:
     """The mean squared error on examples without the trigger; NaN if all carry it.
 
@@ -170,7 +166,7 @@ def clean_error(
 
 
 def attack_success(
-    predict: Callable[[jax.Array], jax.Array],
+    predict: Predict,
     X: jax.Array,
     trigger: Trigger,
     target: ArrayLike,
@@ -195,11 +191,11 @@ def _add(name: str, value: Any, x: jax.Array, attacked: jax.Array) -> jax.Array:
     if ints and is_known(x, value, attacked):
         total = np.asarray(x, np.int64) + np.asarray(value, np.int64)
         low, high = jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max
-        wrong = np.asarray(hit) & ((total < low) | (total > high))
-        if wrong.any():
+        wrong = total[np.asarray(hit) & ((total < low) | (total > high))]
+        if wrong.size:
             raise ValueError(
                 f"{name} must keep data of {x.dtype} in [{low}, {high}], got "
-                f"{total[wrong][0]}."
+                f"{wrong[0]}."
             )
     return jnp.where(hit, x + value, x)
 

@@ -6,6 +6,9 @@ comes back, and after d + 1 rounds knows Q_A and q_A exactly: for linear regress
 second moments of her features and their products with her labels. Comparing these with
 those of known datasets tells where Alice is.
 
+Arrays of other shapes or not finite, too few independent points and arguments out of
+the ranges given raise ValueError.
+
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 9 and 10.2, Exercises
   9.1 and 10.1.
@@ -58,7 +61,7 @@ def from_fedrelax(
     """
     check.positive(alpha=alpha, weight=weight)
     coupling = alpha * weight
-    slope, offset = _affine("sent", sent, "replies", replies)
+    slope, offset = _affine(sent=sent, replies=replies)
     _check_independent("replies", np.asarray(replies, np.float64))
     inverse = np.linalg.inv(slope)
     Q = coupling * (inverse - np.eye(len(slope)))
@@ -68,15 +71,9 @@ def from_fedrelax(
 def from_gradients(points: ArrayLike, gradients: ArrayLike) -> Recovered:
     """Recovers a quadratic loss from its gradients 2 Q w + q at known points.
 
-    Args:
-      points: ``[k, d]``, k >= d + 1.
-      gradients: ``[k, d]``.
-
-    Raises:
-      ValueError: arrays of other shapes or not finite, or fewer than d + 1 affinely
-        independent points.
+    Both are ``[k, d]``, with d + 1 affinely independent points or more.
     """
-    slope, q = _affine("points", points, "gradients", gradients)
+    slope, q = _affine(points=points, gradients=gradients)
     return Recovered((slope + slope.T) / 4, q)
 
 
@@ -115,14 +112,8 @@ def fedgd_gradients(
 def invert_gradients(gradients: ArrayLike, step_size: float) -> Recovered:
     """Recovers a quadratic loss from the gradients of gradient descent from 0.
 
-    They soon point the same way: use float64.
-
-    Args:
-      gradients: ``[T, d]`` with T >= d + 1, at w_0 = 0 and the steps that follow.
-      step_size: known to the attacker, > 0.
-
-    Raises:
-      ValueError: as `from_gradients`.
+    They are ``[T, d]`` with T >= d + 1, at w_0 = 0 and the steps that follow, of a size
+    > 0 that the attacker knows. They soon point the same way: use float64.
     """
     check.positive(step_size=step_size)
     g = np.asarray(gradients, np.float64)
@@ -140,15 +131,8 @@ def invert_example(
       \qquad x = \lVert x \rVert \frac{g_0}{\lVert g_0 \rVert},
       \qquad y = -\frac{\lVert g_0 \rVert}{2 \lVert x \rVert},
 
-    or both with the other sign.
-
-    Args:
-      g0: ``[d]``, the gradient at 0; not zero.
-      g1: ``[d]``, after one step.
-      step_size: eta.
-
-    Returns:
-      x ``[d]`` and y ``[]``.
+    or both with the other sign: x ``[d]`` and y ``[]``, of g0 ``[d]`` at 0, which is
+    not zero, and g1 ``[d]`` after one step of size eta.
     """
     check.positive(step_size=step_size)
     norm = jnp.linalg.norm(g0)
@@ -157,15 +141,10 @@ def invert_example(
 
 
 def nearest(loss: Recovered, Q: ArrayLike, q: ArrayLike) -> int:
-    """Which of the known datasets has the loss that was recovered.
+    """Which of n known datasets has the loss that was recovered.
 
-    Args:
-      loss: what Bob recovered.
-      Q: ``[n, d, d]`` of known datasets, second moments of their features, say.
-      q: ``[n, d]`` of the same.
-
-    Returns:
-      The index of the smallest relative difference.
+    The index of the smallest relative difference to Q ``[n, d, d]``, second moments of
+    their features, say, and q ``[n, d]``.
     """
     n = len(np.asarray(Q))
     known = np.concatenate([np.reshape(Q, (n, -1)), np.reshape(q, (n, -1))], 1)
@@ -180,18 +159,16 @@ def nearest(loss: Recovered, Q: ArrayLike, q: ArrayLike) -> int:
     return int(np.argmin(away / np.maximum(np.linalg.norm(known, axis=1), 1e-300)))
 
 
-def _affine(
-    x_name: str, x: ArrayLike, y_name: str, y: ArrayLike
-) -> tuple[np.ndarray, np.ndarray]:
-    """M ``[d, d]`` and b ``[d]`` of y = M x + b, by least squares."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+def _affine(**arrays: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """M ``[d, d]`` and b ``[d]`` of y = M x + b, by least squares from x and y."""
+    x, y = (np.asarray(a, np.float64) for a in arrays.values())
     if x.ndim != 2 or x.shape != y.shape:
         raise ValueError(
-            f"{x_name} and {y_name} must have shape (k, d), got {x.shape} and "
+            f"{' and '.join(arrays)} must have shape (k, d), got {x.shape} and "
             f"{y.shape}."
         )
-    check_finite(**{x_name: x, y_name: y})
-    _check_independent(x_name, x)
+    check_finite(**arrays)
+    _check_independent(next(iter(arrays)), x)
     slope = np.linalg.lstsq(x - x.mean(0), y - y.mean(0), rcond=None)[0].T
     return slope, y.mean(0) - slope @ x.mean(0)
 

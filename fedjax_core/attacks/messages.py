@@ -71,11 +71,8 @@ def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
     """Moves messages towards `target`; strength 1 replaces them by it.
 
     With `high_loss` as the target it denies service, with the parameters of a model
-    that has a back door it opens one.
-
-    Args:
-      target: leaves ``[...]`` like one message (or ``[k, ...]``, one for each).
-      strength: of the way; above 1 it overshoots. May be traced.
+    that has a back door it opens one. The target has leaves ``[...]`` like one message
+    (or ``[k, ...]``, one for each); a strength above 1 overshoots, and may be traced.
     """
 
     def attack(message, key):
@@ -83,10 +80,7 @@ def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
         _require_floats(message)
 
         def one(m, goal):
-            goal = jnp.asarray(goal, m.dtype)
-            goal = jnp.broadcast_to(
-                goal.reshape((1,) * (m.ndim - goal.ndim) + goal.shape), m.shape
-            )
+            goal = jnp.broadcast_to(jnp.asarray(goal, m.dtype), m.shape)
             move = jnp.asarray(strength, m.dtype) * (goal - m)
             # Exactly the target at full strength.
             return jnp.where(jnp.asarray(strength) == 1, goal, m + move)
@@ -97,15 +91,10 @@ def nudge(target: PyTree, strength: ArrayLike = 1.0) -> Attack:
 
 
 def high_loss(Q: jax.Array, w: jax.Array, distance: ArrayLike) -> jax.Array:
-    """Parameters of large loss for a denial of service.
+    """Parameters of large loss for a denial of service, at a distance from w ``[d]``.
 
-    From the minimiser of f(w) = w'Qw + q'w + c, no other direction costs more at the
-    same distance.
-
-    Args:
-      Q: ``[d, d]``, the target's.
-      w: ``[d]``, where to start: the target's minimiser or solution.
-      distance: from `w`.
+    From the minimiser w of f(w) = w'Qw + q'w + c, the target's, no other direction
+    costs more. Q is ``[d, d]``.
     """
     return w + distance * jnp.linalg.eigh(Q)[1][:, -1]
 
@@ -121,23 +110,19 @@ def poison(
       attack: see the module.
       key: for an attack that draws.
     """
-    leaf = jax.tree.leaves(messages)[0]
-    rows = as_mask("attacked", attacked, leaf.shape[:1])
+    rows = jax.tree.leaves(messages)[0].shape[:1]
+    rows = as_mask("attacked", attacked, rows)
     return keep_rows(rows, attack(messages, key), messages)
 
 
 def poisoned(attack: Attack, fraction: ArrayLike) -> Transform:
-    """Makes attackers of a fraction of the clients of a server method.
+    """Makes attackers of a fraction in [0, 1) of the clients of a server method.
 
-    Whether a client is one is drawn when it first takes part and stays so: its state is
-    an int8, 1 for an attacker, 0 for an honest client and -1 as long as it is open.
-    Write 0 and 1 into these rows to choose them yourself. In a `chain` the attack comes
-    after what the client does to its honest update and before what the server would
-    enforce; nothing bounds the norm of what it sends.
-
-    Args:
-      attack: see the module.
-      fraction: probability that a client is an attacker, in [0, 1); may be traced.
+    Whether a client is one is drawn with that probability, which may be traced, when it
+    first takes part and stays so: its state is an int8, 1 for an attacker, 0 for an
+    honest client and -1 as long as it is open. Write 0 and 1 into these rows to choose
+    them yourself. In a `chain` the attack comes after what the client does to its
+    honest update and before what the server would enforce; nothing bounds its norm.
     """
     check.fraction(fraction=fraction)
 
@@ -161,13 +146,9 @@ def by_mark(
 ) -> ClientProgram:
     """Makes attackers of the clients whose examples are marked.
 
-    They do as the others until they send what `attack` makes of their update; running
-    statistics beside it stay. Nothing bounds the norm of that.
-
-    Args:
-      program: what an honest client does.
-      attack: see the module.
-      mark: name of an array of the examples, bool, True in all of an attacker's.
+    They do as the honest program does until they send what `attack` makes of their
+    update; running statistics beside it stay. Nothing bounds the norm of that. `mark`
+    is the name of an array of the examples, bool, True in all of an attacker's.
     """
 
     def init(shared, client_state, turn):
@@ -196,48 +177,31 @@ def choose(key: Key, num: int, fraction: float) -> jax.Array:
 def growing(order: Sequence[int], num: int) -> jax.Array:
     """Sets of attacked nodes that grow one by one, ``[len(order) + 1, num]`` bool.
 
-    The first is empty; a run mapped over the rows is a sweep over attack strengths.
-
-    Args:
-      order: different nodes, the first to be attacked first.
-      num: n.
-
-    Raises:
-      ValueError: a node twice or outside 0..n-1.
-      TypeError: nodes that are not ints.
+    The first is empty; a run mapped over the rows is a sweep over attack strengths. The
+    order is of different nodes in 0..num-1, TypeError unless they are ints.
     """
-    nodes = np.asarray(order)
-    if nodes.size == 0:
-        nodes = nodes.astype(int)
+    nodes = np.asarray(order) if len(order) else np.zeros(0, int)
     if nodes.dtype.kind not in "iu":
         raise TypeError(f"order must be ints, got dtype {nodes.dtype}.")
     if len(set(nodes.tolist())) < len(nodes) or ((nodes < 0) | (nodes >= num)).any():
         raise ValueError(
             f"order must hold different nodes in 0..{num - 1}, got {list(order)}."
         )
-    rank = np.full(num, len(nodes))
-    rank[nodes] = np.arange(len(nodes))
-    return jnp.asarray(rank < np.arange(len(nodes) + 1)[:, None])
+    attacked = np.zeros((len(nodes) + 1, num), bool)
+    for i, node in enumerate(nodes, 1):
+        attacked[i:, node] = True
+    return jnp.asarray(attacked)
 
 
 def smallest_attack(
     errors: ArrayLike | Sequence[float], rise: float = 0.2
 ) -> int | None:
-    """The smallest number of attacked nodes that raises an error by a fraction.
-
-    Jung, Exercise 10.2.
+    """The smallest number of attacked nodes that raises an error; None if none does.
 
     Args:
-      errors: ``[k + 1]``, the target's validation error with 0, 1, ... attacked nodes.
-        One that is not finite counts as raised.
-      rise: > 0; 0.2 is the goal of the book's exercise.
-
-    Returns:
-      None where no number of them does.
-
-    Raises:
-      ValueError: `errors` is empty or of another shape, or the error without an attack
-        is not finite.
+      errors: ``[k + 1]``, the target's validation error with 0, 1, ... attacked nodes,
+        finite with 0 and, where not finite, raised.
+      rise: by what fraction, > 0; 0.2 is the goal of Jung, Exercise 10.2.
     """
     check.positive(rise=rise)
     errors = np.asarray(errors)
@@ -246,9 +210,8 @@ def smallest_attack(
     honest = errors[0]
     if not np.isfinite(honest):
         raise ValueError(f"errors must start with a finite one, got {honest}.")
-    raised = (errors > honest) & (errors >= (1 + rise) * honest)
-    reached = np.flatnonzero(raised | ~np.isfinite(errors))
-    return int(reached[0]) if reached.size else None
+    raised = (errors > honest) & (errors >= (1 + rise) * honest) | ~np.isfinite(errors)
+    return int(raised.argmax()) if raised.any() else None
 
 
 def _require_floats(message: PyTree) -> None:

@@ -38,24 +38,19 @@ def bipartition(
 
       (c_1, c_2) = \arg\min_{c_1 \cup c_2 = c} \max_{i \in c_1, j \in c_2} S_{ij}
 
-    It is found by removing the weakest edge of the cluster's maximum spanning tree,
-    which is where merging the most similar clients first stops at two components
+    It is found by removing the weakest edge of the cluster's maximum spanning tree
     (single linkage). One pass of Prim's algorithm, M steps of O(M), finds the trees of
-    all clusters.
+    all clusters. Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning
+    from Distributed Data", TU Berlin 2021, (6.31) and Algorithm 9.
 
     Args:
-      similarity: ``[M, M]``, S, symmetric, in [-1, 1].
+      similarity: ``[M, M]``, S, symmetric, in [-1, 1], M >= 2.
       cluster: ``[M]`` ints in -1..K-1, whose member each is; -1 is in none. None puts
         all into one.
       num_clusters: K.
 
     Raises:
-      ValueError: where known, a matrix that is not square, of less than two, not
-        finite, out of range or not symmetric; clusters of another shape or range.
-
-    References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", TU Berlin 2021, (6.31) and Algorithm 9.
+      ValueError: another shape or, where known, what is not symmetric or out of range.
     """
     S, cluster = _checked(similarity, cluster, num_clusters)
     M = len(cluster)
@@ -91,8 +86,7 @@ class Separation(NamedTuple):
       intra: ``[K]``, the smallest similarity of two clients of one distribution,
         alpha_intra^min; 1 where there are no two.
       cross: ``[K]``, alpha_cross^max, see `Cut`.
-      gap: ``[K]``, their difference. Where it is > 0 the cut parts no two clients of
-        one distribution.
+      gap: ``[K]``, their difference. Where it is > 0 the cut parts no two such clients.
     """
 
     intra: jax.Array

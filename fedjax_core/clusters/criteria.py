@@ -15,19 +15,14 @@ from fedjax_core.types import PyTree
 class Inspection(NamedTuple):
     """What the updates of a round say of K clusters.
 
-    Attributes:
-      similarity: ``[C, C]``, cosines of the updates.
-      cut: the best one of each.
-      mean_norm: ``[K]``, of the cluster's mean update: it falls to 0 at a stationary
-        point of the cluster.
-      max_norm: ``[K]``, the largest norm of a member's update: it falls to 0 only
-        where the members agree; 0 without members.
+    The norm of a mean falls to 0 at a stationary point of the cluster, the largest of
+    a member only where the members agree; that is 0 without members.
     """
 
-    similarity: jax.Array
-    cut: Cut
-    mean_norm: jax.Array
-    max_norm: jax.Array
+    similarity: jax.Array  # [C, C], cosines of the updates
+    cut: Cut  # the best one of each
+    mean_norm: jax.Array  # [K], of the cluster's mean update
+    max_norm: jax.Array  # [K], the largest of a member's update
 
 
 def inspect(
@@ -44,9 +39,8 @@ def inspect(
     S = similarity(updates)
     means = cluster_means(updates, cluster, weights, num_clusters)
     sizes = by_cluster(row_norms(updates), cluster, num_clusters, jax.ops.segment_max)
-    largest = jnp.maximum(sizes, 0)
     cut = bipartition(S, cluster, num_clusters)
-    return Inspection(S, cut, row_norms(means), largest)
+    return Inspection(S, cut, row_norms(means), jnp.maximum(sizes, 0))
 
 
 def worth_splitting(
@@ -54,15 +48,9 @@ def worth_splitting(
 ) -> jax.Array:
     r"""Which clusters meet all criteria of a split, ``[K]`` bool.
 
-    :math:`\lVert \Delta_c \rVert < \varepsilon_1`, unless that is None;
-    :math:`\max_i \lVert u_i \rVert \ge \varepsilon_2`; and
-    :math:`\alpha_{cross}^{max} < 1 - 2 \gamma_{max}^2`, which is
-    :math:`\gamma_{max} < \sqrt{(1 - \alpha_{cross}^{max}) / 2}`.
-
-    References:
-      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
-      Distributed Data", TU Berlin 2021, section on when to split.
+    :math:`\lVert \Delta_c \rVert < \varepsilon_1`, unless that is None; :math:`\max_i
+    \lVert u_i \rVert \ge \varepsilon_2`; and :math:`\alpha_{cross}^{max} < 1 - 2
+    \gamma_{max}^2`. Sattler, TU Berlin 2021, section on when to split.
     """
-    apart = seen.cut.cross < alpha_threshold(gamma_max)
-    apart &= seen.max_norm >= eps2
+    apart = (seen.cut.cross < alpha_threshold(gamma_max)) & (seen.max_norm >= eps2)
     return apart if eps1 is None else apart & (seen.mean_norm < eps1)

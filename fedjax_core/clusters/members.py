@@ -12,15 +12,10 @@ from fedjax_core.types import ClientProgram, Cohort, PyTree, trained, with_train
 
 
 class Mine(NamedTuple):
-    """What the server tells each client alone.
+    """What the server tells each client alone."""
 
-    Attributes:
-      cluster: ``[C]`` int32, whose model it starts from.
-      client_id: ``[C]`` int32.
-    """
-
-    cluster: Any
-    client_id: Any
+    cluster: Any  # [C] int32, whose model it starts from
+    client_id: Any  # [C] int32
 
 
 def in_cluster(program: ClientProgram, secret: SharedMap) -> ClientProgram:
@@ -28,10 +23,6 @@ def in_cluster(program: ClientProgram, secret: SharedMap) -> ClientProgram:
 
     It receives ``((models, key), Mine)``: models ``[K, ...]`` as `secret` maps them and
     what it needs to undo that. Its update is mapped likewise.
-
-    Args:
-      program: receives a model.
-      secret: what clients hide coordinates with.
     """
 
     def start(received):
@@ -46,11 +37,9 @@ def in_cluster(program: ClientProgram, secret: SharedMap) -> ClientProgram:
         return program.step(start(received), carry, batch, turn)
 
     def finish(received, carry, client_state, turn):
-        update, kept, metrics = program.finish(
-            start(received), carry, client_state, turn
-        )
-        sent = with_trained(update, secret.apply(received[0][1], trained(update)))
-        return sent, kept, metrics
+        done = program.finish(start(received), carry, client_state, turn)
+        sent = secret.apply(received[0][1], trained(done[0]))
+        return with_trained(done[0], sent), *done[1:]
 
     return ClientProgram(init, step, finish)
 
@@ -116,9 +105,8 @@ def cluster_means(
     share = w / jnp.where(total > 0, total, 1)
 
     def one(x):
-        means = jnp.matmul(
-            share.astype(wide(x).dtype), wide(flat_rows(x)), precision="highest"
-        )
+        flat = wide(flat_rows(x))
+        means = jnp.matmul(share.astype(flat.dtype), flat, precision="highest")
         return means.reshape(num_clusters, *x.shape[1:])
 
     return jax.tree.map(one, updates)

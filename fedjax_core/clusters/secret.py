@@ -43,12 +43,9 @@ def no_map() -> SharedMap:
 
 
 def permutation(seed: int) -> SharedMap:
-    """Shuffles the coordinates, also from one array to another.
+    """Shuffles the coordinates by a seed, also from one array to another.
 
     Numbers stay as they are, to the bit; the secret is one int for each.
-
-    Args:
-      seed: what clients agree on.
     """
     check.seed(seed=seed)
 
@@ -66,12 +63,9 @@ def permutation(seed: int) -> SharedMap:
 
 
 def reflection(seed: int) -> SharedMap:
-    r"""Householder's :math:`P u = u - 2 v v^\top u` for a random direction v.
+    r"""Householder's :math:`P u = u - 2 v v^\top u` for a direction v drawn by a seed.
 
     It mixes all coordinates and is its own inverse, up to rounding.
-
-    Args:
-      seed: what clients agree on.
     """
     check.seed(seed=seed)
 
@@ -81,10 +75,9 @@ def reflection(seed: int) -> SharedMap:
         return v / jnp.linalg.norm(v)
 
     def apply(v, tree):
-        def reflect(x):
-            return x - 2 * jnp.dot(v, x, precision="highest") * v
-
-        return _on_coordinates(reflect, tree)
+        return _on_coordinates(
+            lambda x: x - 2 * jnp.dot(v, x, precision="highest") * v, tree
+        )
 
     return SharedMap(init, apply, apply, f"reflection({seed})")
 

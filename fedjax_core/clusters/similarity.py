@@ -27,17 +27,9 @@ def similarity(updates: PyTree, block: int = _BLOCK) -> jax.Array:
 
       S_{ij} = \frac{\langle u_i, u_j \rangle}{\lVert u_i \rVert \lVert u_j \rVert}
 
-    It is 1 on the diagonal and 0 beside it for an update that is 0.
-
-    Args:
-      updates: leaves ``[M, ...]``, gradients or weight-updates.
-      block: coordinates at a time.
-
-    Raises:
-      ValueError: no leaves, or block < 1.
-
-    References:
-      Sattler, Müller and Samek, "Clustered Federated Learning", IEEE TNNLS 2021.
+    of leaves ``[M, ...]``, gradients or weight-updates, `block` coordinates at a time.
+    It is 1 on the diagonal and 0 beside it for an update that is 0; ValueError without
+    leaves. Sattler, Müller and Samek, "Clustered Federated Learning", IEEE TNNLS 2021.
     """
     unit = divisor(row_norms(updates, block))
     M = len(unit)

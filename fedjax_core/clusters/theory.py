@@ -35,16 +35,12 @@ def noisy_cosine(x: ArrayLike, y: ArrayLike) -> np.ndarray:
 
 
 def raised_cosine(cosine: ArrayLike, h: ArrayLike) -> np.ndarray:
-    r"""The largest cosine that noise makes of two gradients.
+    r"""The largest cosine that noise makes of two gradients of cosine c.
 
-    Lemma 6: :math:`\cos(v + X, w + Y) \le \cos(\arccos c - \arccos h)` for
-    :math:`c = \cos(v, w) \le h = H(\lVert X \rVert / \lVert v \rVert, \lVert Y \rVert /
-    \lVert w \rVert)`, else 1. The thesis (B.12) prints the norm of v below that of Y,
-    with which it does not hold.
-
-    Args:
-      cosine: c.
-      h: of the noise, `noisy_cosine`.
+    Lemma 6: :math:`\cos(v + X, w + Y) \le \cos(\arccos c - \arccos h)` for :math:`c =
+    \cos(v, w) \le h = H(\lVert X \rVert / \lVert v \rVert, \lVert Y \rVert / \lVert w
+    \rVert)`, see `noisy_cosine`, else 1. The thesis (B.12) prints the norm of v below
+    that of Y, with which it does not hold.
     """
     # Computed cosines may be rounded past 1.
     check.each_in_range(-1 - 1e-9, 1 + 1e-9, cosine=cosine, h=h)
@@ -68,9 +64,7 @@ def fan_cosine(num_distributions: ArrayLike) -> np.ndarray:
 def cross_bound(gamma: ArrayLike, num_distributions: int) -> float:
     """Theorem 3: at a stationary point the best cut has no larger similarity across.
 
-    Args:
-      gamma: ``[M]``, relative noise of the clients.
-      num_distributions: K >= 2.
+    Of relative noise ``[M]`` of the clients, from K >= 2 distributions.
     """
     gamma = np.asarray(gamma, np.float64)
     h = noisy_cosine(gamma[:, None], gamma)
@@ -80,9 +74,7 @@ def cross_bound(gamma: ArrayLike, num_distributions: int) -> float:
 def intra_bound(gamma: ArrayLike, truth: ArrayLike) -> float:
     """Theorem 3: clients of one distribution have no smaller similarity.
 
-    Args:
-      gamma: ``[M]``, relative noise of the clients.
-      truth: ``[M]``, the distribution of each.
+    Of relative noise ``[M]`` of the clients, and ``[M]``, the distribution of each.
     """
     gamma, truth = np.asarray(gamma, np.float64), np.asarray(truth)
     check.rows(len(gamma), truth=truth)

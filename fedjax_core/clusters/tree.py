@@ -58,18 +58,15 @@ class Tree(NamedTuple):
 
 def seedling(num_nodes: int, num_clients: int) -> Tree:
     """A root with everybody in it."""
-    parent = jnp.full(num_nodes, -1, jnp.int32)
     removed = jnp.full(num_clients, -1, jnp.int32)
-    return Tree(parent, jnp.zeros(num_clients, jnp.int32), removed)
+    parent = jnp.full(num_nodes, -1, jnp.int32)
+    return Tree(parent, jnp.zeros_like(removed), removed)
 
 
 def complete(tree: Tree, arrived: jax.Array, cohort: Cohort) -> jax.Array:
     """The leaves all of whose members have arrived or have no examples; ``[V]`` bool.
 
-    Args:
-      tree: the tree.
-      arrived: ``[C]`` bool.
-      cohort: of the round.
+    `arrived` is ``[C]`` bool, by the round's cohort.
     """
     empty = (cohort.num_examples == 0) & (cohort.client_id >= 0)
     leaf = tree.leaf(cohort.client_id)
@@ -89,8 +86,7 @@ def divide(
       cohort: of the round.
 
     Returns:
-      The tree, and ``[V]`` bool, which leaves did split: the first for which there was
-      room.
+      The tree, and ``[V]`` bool, the leaves that did split: the first with room.
     """
     child = (tree.parent >= 0).sum() + 2 * ready.cumsum() - 1
     split = ready & (child + 1 < tree.num_nodes)
@@ -127,9 +123,8 @@ def prune(
     second = second > by_cluster(counted, leaf, tree.num_nodes)  # is the larger one
     goes = broken | counted & ready[leaf] & (part != second[leaf])
     at = jnp.where(goes, cohort.client_id, len(tree.label))
-    return tree._replace(
-        removed=tree.removed.at[at].set(cohort.round, mode="drop")
-    ), ready
+    removed = tree.removed.at[at].set(cohort.round, mode="drop")
+    return tree._replace(removed=removed), ready
 
 
 def fall_back(
@@ -137,17 +132,13 @@ def fall_back(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Clients that do worse in their cluster than with the model above keep that one.
 
-    Args:
-      client_metrics: name -> ``[..., N]``, those of a `Result` of CFL evaluated on
-        validation and test examples.
-      metric: what decides on validation examples, larger being better.
+    By a metric, larger being better, of `client_metrics` ``[..., N]`` of a `Result` of
+    CFL evaluated on validation, which decides, and test examples. Sattler, TU Berlin
+    2021, section 6.3.
 
     Returns:
       Who falls back, ``[..., N]`` bool, and the metric on test examples with the model
       that each client ends up with.
-
-    References:
-      Sattler, TU Berlin 2021, section 6.3.
     """
 
     def of(split, model):
@@ -209,8 +200,9 @@ def assign(
         goes = jnp.where(known, side, first <= second)
         return jnp.where(child[node] > 0, child[node] + goes, node), results.valid
 
+    def unfinished(carry):
+        return (child[carry[0]] > 0).any()
+
     start = jnp.zeros_like(leaf), cohort.client_mask
-    node, valid = lax.while_loop(
-        lambda carry: (child[carry[0]] > 0).any(), level, start
-    )
+    node, valid = lax.while_loop(unfinished, level, start)
     return jnp.where(valid, node, -1)

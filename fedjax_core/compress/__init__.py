@@ -1,4 +1,4 @@
-"""Compression of updates."""
+"""Compression of updates. Arguments out of the ranges given raise ValueError."""
 
 from fedjax_core.compress.quantisers import bit_plan as bit_plan
 from fedjax_core.compress.quantisers import majority_vote as majority_vote

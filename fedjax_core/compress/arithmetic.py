@@ -68,8 +68,7 @@ def encode(symbols: Iterable[int], num_symbols: int) -> list[int]:
 def decode(bits: Sequence[int], length: int, num_symbols: int) -> np.ndarray:
     """The symbols, `length` of them, that `encode` made `bits` of, int64.
 
-    Raises:
-      ValueError: what are no bits, or more or fewer than so many symbols take.
+    ValueError for what are no bits, or more or fewer than so many symbols take.
     """
     check.each_in_range(0, 1, bits=bits)
     check.non_negative(length=length)

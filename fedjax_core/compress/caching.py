@@ -61,12 +61,9 @@ def with_cache(
     check.positive_int(tau_max=tau_max)
 
     def init(params, num_clients):
-        inner = algorithm.init(params, num_clients)
-        none = jnp.zeros(tau_max, jnp.uint32)
-        downloads = Downloads(
-            Bits(none, none), jnp.int32(0), jnp.zeros(num_clients, jnp.int32)
-        )
-        return _outer(inner, downloads)
+        none, never = jnp.zeros(tau_max, jnp.uint32), jnp.zeros(num_clients, jnp.int32)
+        downloads = Downloads(Bits(none, none), jnp.int32(0), never)
+        return _outer(algorithm.init(params, num_clients), downloads)
 
     def round(state, cohort, key):
         inner = state.rest._replace(params=state.params, clients=state.clients)
@@ -75,13 +72,10 @@ def with_cache(
         there = cohort.client_mask
         missed = jnp.where(there, sent - last_sync[cohort.client_id], 0)
         weights = trained(state.params)
-        size = sum(x.size for x in jax.tree.leaves(weights))
-        costs = catching_up(recent, size)
+        costs = catching_up(recent, sum(x.size for x in jax.tree.leaves(weights)))
         cost = jax.tree.map(lambda x: x[jnp.clip(missed - 1, 0, tau_max - 1)], costs)
-        whole = 8 * num_bytes(state.params)
-        cost = cost + Bits.of(whole - 8 * num_bytes(weights))
-        dense = Bits.of(whole)
-        dense = jax.tree.map(lambda x: jnp.broadcast_to(x, missed.shape), dense)
+        dense = Bits.of(8 * num_bytes(state.params))
+        cost = cost + 8 * (num_bytes(state.params) - num_bytes(weights))
         cost = cost.minimum(dense) * (missed <= tau_max) + dense * (missed > tau_max)
         metrics["downlink_bytes"] = (cost * (missed > 0)).sum().as_bytes()
         last_sync = last_sync.at[jnp.where(there, cohort.client_id, len(last_sync))]

@@ -31,11 +31,7 @@ def from_bytes(content: bytes, bits: int) -> str:
 def encode_digits(digits: np.ndarray, base: int) -> str:
     """Digits in 0..base - 1 as one number: ``digit_bits(d, base)`` bits for d digits.
 
-    Signs, ternary and k-nary values, sums of votes; d indices in base d. The time is
-    quadratic in d unless the base is a power of two.
-
-    Raises:
-      ValueError: something that is no digit, or a base below 2.
+    The time is quadratic in d unless the base, 2 or more, is a power of two.
     """
     check.in_range(2, float("inf"), base=base)
     digits = np.asarray(digits)
@@ -55,12 +51,11 @@ def decode_digits(code: str, d: int, base: int) -> np.ndarray:
     """The d digits of a code; raises ValueError where it is none of so many."""
     check.in_range(2, float("inf"), base=base)
     _check_length(code, digit_bits(d, base))
-    digits = np.zeros(d, np.int64)
     width = digit_bits(1, base)
     if base == 2**width:
         starts = range(0, len(code), width)
         return np.array([int(code[i : i + width], 2) for i in starts], np.int64)
-    number = int(code or "0", 2)
+    digits, number = np.zeros(d, np.int64), int(code or "0", 2)
     for i in range(d - 1, -1, -1):
         number, digits[i] = divmod(number, base)
     if number:
@@ -83,17 +78,13 @@ def decode_floats(code: str) -> np.ndarray:
 
 
 def encode_sparse(v: np.ndarray, k: int, values: Values) -> str:
-    """A sparse message: of `stc` ("signs"), `sbc` ("mean") or `top_k` ("each").
-
-    Where fewer than k values of the vector are not 0, only these are sent.
+    """A sparse message of `stc` ("signs"), `sbc` ("mean") or `top_k` ("each").
 
     Args:
-      v: ``[d]`` float32, the message as the receiver will see it.
-      k: how many values it may have, which decides the parameter of the code.
+      v: ``[d]`` float32, the message as the receiver will see it, of at most k values;
+        those that are 0 are not sent. With a mean it holds its multiples by signs.
+      k: decides the parameter of the code.
       values: what is sent of them besides their positions.
-
-    Raises:
-      ValueError: more than k values, or with a mean others than its multiples by signs.
     """
     check.one_of(_BITS, values=values)
     v = np.asarray(v, np.float32)
@@ -112,12 +103,12 @@ def encode_sparse(v: np.ndarray, k: int, values: Values) -> str:
         head = encode_floats(mean)
     own = {"each": encode_floats, "signs": lambda x: f"{x < 0:d}", "mean": lambda x: ""}
     extra = list(map(own[values], there))
-    if k == v.size:
-        if len(positions) < k:
-            raise ValueError("v must have no 0 where positions are not sent.")
-        return head + "".join(extra)
-    b = golomb.parameter(k / v.size)
-    return head + golomb.encode(positions, v.size, b, extra)
+    if k < v.size:
+        b = golomb.parameter(k / v.size)
+        return head + golomb.encode(positions, v.size, b, extra)
+    if len(positions) < k:
+        raise ValueError("v must have no 0 where positions are not sent.")
+    return head + "".join(extra)
 
 
 def decode_sparse(code: str, d: int, k: int, values: Values) -> np.ndarray:
@@ -130,7 +121,7 @@ def decode_sparse(code: str, d: int, k: int, values: Values) -> np.ndarray:
     if k == d:
         _check_length(rest, size * d)
         positions = np.arange(d)
-        extra = [rest[size * i : size * (i + 1)] for i in range(d)]
+        extra = [rest[at : at + size] for at in positions * size]
     else:
         positions, extra = golomb.decode(rest, d, golomb.parameter(k / d), size)
     if len(positions) > k:

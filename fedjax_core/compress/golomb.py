@@ -34,11 +34,9 @@ def parameter(rate: float) -> int:
 
 
 def expected_bits(rate: float, b: int | None = None) -> float:
-    r"""Bits per position of geometric distances, :math:`b + 1 / (1 - (1 - p)^{2^b})`.
+    """Bits per position of geometric distances, :math:`b + 1 / (1 - (1 - p)^{2^b})`.
 
-    Args:
-      rate: p in (0, 1).
-      b: remainder bits, by default the best.
+    At rate p in (0, 1), with b remainder bits, by default the best.
     """
     best = parameter(rate)
     b = best if b is None else b
@@ -96,11 +94,10 @@ def encode(
         raise ValueError(
             f"positions must be ints that increase in 0..{d - 1}, got {given}."
         )
-    words = []
-    for r, step in enumerate(steps.tolist()):
-        remainder = f"{step % 2**b:0{b}b}" if b else ""
-        words.append("1" * (step >> b) + "0" + remainder + (extra[r] if extra else ""))
-    return "".join(words)
+    return "".join(
+        "1" * (step >> b) + "0" + (f"{step % 2**b:0{b}b}" if b else "") + own
+        for step, own in zip(steps.tolist(), extra or [""] * len(steps), strict=True)
+    )
 
 
 def check_binary(code: str) -> None:
@@ -120,17 +117,16 @@ def decode(code: str, d: int, b: int, extra: int = 0) -> tuple[np.ndarray, list[
     at, place = 0, -1
     while at < len(code):
         zero = code.find("0", at)
-        ones, end = zero - at, zero + 1 + b + extra
-        if zero < 0 or end > len(code):
+        value = zero + 1 + b
+        if zero < 0 or value + extra > len(code):
             raise ValueError(
                 f"code must end with a whole position, got its bits from {at} on: "
                 f"{code[at:]!r}."
             )
-        remainder = code[at + ones + 1 : end - extra]
-        place += (ones << b) + int(remainder or "0", 2) + 1
+        place += (zero - at << b) + int(code[zero + 1 : value] or "0", 2) + 1
+        at = value + extra
         positions.append(place)
-        values.append(code[end - extra : end])
-        at = end
+        values.append(code[value:at])
     if place >= d:
         raise ValueError(f"positions of the code must lie in 0..{d - 1}, got {place}.")
     return np.array(positions, np.int64), values

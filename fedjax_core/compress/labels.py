@@ -7,12 +7,14 @@ References:
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
+from scipy import optimize
 from scipy.special import entr
 
 from fedjax_core import check
@@ -38,16 +40,13 @@ def quantise_probabilities(p: jax.Array, bits: int, key: Key) -> jax.Array:
     moves.
 
     Args:
-      p: ``[..., K]`` non-negative, summing to 1 along the last axis.
+      p: ``[..., K]`` non-negative, summing to 1 along the last axis, K >= 2.
       bits: b, 1 to 16: float32 has no room for more.
       key: of the ties.
 
     Returns:
       ``[..., K]`` in the dtype of `p`, float32 or wider. What is no probability
       vector, its sum off by more than 1e-3, becomes NaN.
-
-    Raises:
-      ValueError: bits out of range, K < 2.
     """
     check.in_range(1, 16, bits=bits)
     levels, p = 2**bits - 1, wide(p)
@@ -84,9 +83,8 @@ def num_label_vectors(bits: int, num_classes: int) -> int:
 def coded_bits(symbols: jax.Array, num_symbols: int) -> Bits:
     """What an ideal coder sends of symbols 0 to num_symbols - 1, in 2^-24 bits.
 
-    Their number times their empirical entropy, see `fedjax_core.compress.arithmetic`:
-    as many times as each symbol is there, minus the binary logarithm of its share,
-    which is a float32; sums of them are exact whole numbers of units.
+    Their number times their empirical entropy, see `fedjax_core.compress.arithmetic`.
+    The logarithm of a share is a float32; sums are exact whole numbers of units.
     """
     counts = jnp.bincount(symbols.ravel(), length=num_symbols)
     lengths = -jnp.log2(jnp.where(counts > 0, counts, symbols.size) / symbols.size)
@@ -94,10 +92,7 @@ def coded_bits(symbols: jax.Array, num_symbols: int) -> Bits:
 
 
 def delta_encode(labels: jax.Array, previous: jax.Array) -> jax.Array:
-    """What changed: labels 1 to K where they differ from `previous`, 0 elsewhere.
-
-    Against 0s, a history of nothing, labels are sent as they are.
-    """
+    """What changed: labels 1 to K where they differ from `previous`, 0 elsewhere."""
     return jnp.where(labels != previous, labels, jnp.zeros_like(labels))
 
 
@@ -120,10 +115,9 @@ def soft_labels(bits: int, *, delta: bool = False) -> Transform:
     levels = 2**bits - 1
 
     def init(labels):
-        n, num_classes = labels.shape
-        largest = num_classes if bits == 1 else levels
+        largest = labels.shape[1] if bits == 1 else levels
         dtype = jnp.int8 if largest < 2**7 else jnp.int32
-        return jnp.zeros(n if bits == 1 else (n, num_classes), dtype) if delta else ()
+        return jnp.zeros(labels.shape[: 1 + (bits > 1)], dtype) if delta else ()
 
     def apply(message, previous, key):
         sent = quantise_probabilities(message.update, bits, key)
@@ -134,13 +128,13 @@ def soft_labels(bits: int, *, delta: bool = False) -> Transform:
             units = coded_bits(new, num_classes + 1)
         else:
             labels = jnp.round(levels * sent).astype(jnp.int32)
-            each = math.log2(num_label_vectors(bits, num_classes))
-            each = Bits.of(round(each * _UNITS))
+            vectors = num_label_vectors(bits, num_classes)
+            units = Bits.of(round(math.log2(vectors) * _UNITS))  # of one
             if delta:
                 changed = (labels != previous).any(-1)
-                units = coded_bits(changed.astype(jnp.int32), 2) + each * changed.sum()
+                units = coded_bits(changed.astype(jnp.int32), 2) + units * changed.sum()
             else:
-                units = each * n
+                units = units * n
         kept = labels.astype(previous.dtype) if delta else ()
         sent = sent.astype(message.update.dtype)
         # A message has whole bits, but for what logarithms are rounded.
@@ -154,10 +148,8 @@ def soft_labels(bits: int, *, delta: bool = False) -> Transform:
 def delta_entropy(agreement: ArrayLike, num_classes: int) -> np.ndarray:
     r"""Bits a label of delta coding, :math:`h(a) + (1 - a) \log_2 K`.
 
-    Args:
-      agreement: a, the chance that a label stays; one that changes is uniform over the
-        K classes, and h is the entropy of a coin.
-      num_classes: K.
+    The agreement a is the chance that a label stays; one that changes is uniform over
+    the K classes, and h is the entropy of a coin.
     """
     check.each_in_range(0, 1, agreement=agreement)
     check.positive_int(num_classes=num_classes)
@@ -169,21 +161,19 @@ def delta_entropy(agreement: ArrayLike, num_classes: int) -> np.ndarray:
 def break_even_agreement(num_classes: int) -> float:
     """The agreement above which delta coding of uniform labels pays off."""
     check.in_range(2, math.inf, num_classes=num_classes)
+
     # Near 0 the coin costs more than a tells; from one agreement on it costs less.
-    low, high = 1e-9, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        pays = delta_entropy(middle, num_classes) < math.log2(num_classes)
-        low, high = (low, middle) if pays else (middle, high)
-    return high
+    def lost(agreement: float) -> float:
+        return float(delta_entropy(agreement, num_classes)) - math.log2(num_classes)
+
+    root: Any = optimize.brentq(lost, 1e-9, 1, xtol=1e-15)
+    return root
 
 
 def fit_power_law(rounds: ArrayLike, entropy: ArrayLike) -> tuple[float, float]:
     r"""Fits :math:`H_t = c\,t^{-d}` by least squares of logarithms; returns c and d.
 
-    Args:
-      rounds: t >= 1.
-      entropy: ``H_t > 0``, bits a label.
+    Of rounds t >= 1, two different ones or more, and entropies > 0 in bits a label.
     """
     check.each_in_range(1, math.inf, rounds=rounds)
     check.each_in_range(np.finfo(float).tiny, math.inf, entropy=entropy)

@@ -34,15 +34,12 @@ def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
     :math:`\sqrt d\,s\,2^{-b}`. None of them is 0: zeros become :math:`s\,2^{-b}`.
 
     Args:
-      x: what to send.
+      x: what to send, an array or more.
       bits: b > 0 per coordinate, a whole number to be sendable; may be traced.
-
-    Raises:
-      ValueError: bits <= 0, or no array in x.
     """
     check.positive(bits=bits)
-    leaves, form = jax.tree.flatten(jax.tree.map(as_float, x))
-    if not leaves:
+    x = jax.tree.map(as_float, x)
+    if not (leaves := jax.tree.leaves(x)):
         raise ValueError(f"x must hold an array, got {x!r}.")
     scale = leaves[0].dtype.type(0)
     for leaf in leaves:
@@ -65,15 +62,15 @@ def quantise(x: PyTree, bits: ArrayLike) -> PyTree:
         sent = jnp.clip(index, -last - 1, last) * cell + cell / 2
         return (sent / down).astype(leaf.dtype)
 
-    return jax.tree.unflatten(form, [one(leaf) for leaf in leaves])
+    return jax.tree.map(one, x)
 
 
 def quantise_update(bits: int) -> Transform:
     """`quantise` for the updates of a server's clients; b bits each and one float32.
 
-    It bounds no norm: clip after it where a bound is needed. Nor does it follow a
-    sparsifier: it sends every coordinate, and those that are 0 no longer as 0. Where
-    many are, as in a model that stands still, they drift by the scale over 2^b a round.
+    It bounds no norm: clip after it where a bound is needed. It sends every coordinate,
+    and those that are 0 no longer as 0. Where many are, behind a sparsifier or in a
+    model that stands still, they drift by the scale over 2^b a round.
     """
     check.positive_int(bits=bits)
 
@@ -95,11 +92,8 @@ def sign() -> Transform:
     """Sends the sign of every coordinate, one bit each: signSGD's client.
 
     A coordinate that is 0, as gradients of units are that no example of a batch
-    reaches, stays 0 and is counted as one bit all the same, as in the paper.
-
-    References:
-      Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
-      ICML 2018.
+    reaches, stays 0 and is counted as one bit all the same, as in Bernstein et al.,
+    "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018.
     """
     return of_vectors(lambda v, key: (jnp.sign(v), Bits.of(v.size)), name="sign()")
 
@@ -107,14 +101,9 @@ def sign() -> Transform:
 def majority_vote(by: Any = "uniform") -> Reduction:
     """What most clients send, by sign: -1, 1, or 0 where the votes are equal.
 
-    Running statistics are added up as in `total`.
-
-    Args:
-      by: weights of the votes, as in `total`.
-
-    References:
-      Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault
-      Tolerant", ICLR 2019, Algorithm 1.
+    Weights of the votes are as in `total`, by which running statistics are added up.
+    Bernstein et al., "signSGD with Majority Vote is Communication Efficient and Fault
+    Tolerant", ICLR 2019, Algorithm 1.
     """
     votes = total(by)
 
@@ -130,19 +119,15 @@ def terngrad() -> Transform:
     r"""Rounds to 0 and the largest magnitude s at random, without bias.
 
     :math:`s\,\mathrm{sign}(v_j)` with probability :math:`|v_j| / s`, else 0: ternary
-    digits and one float32.
-
-    References:
-      Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed
-      Deep Learning", NeurIPS 2017, equation 3.
+    digits and one float32. Wen et al., "TernGrad: Ternary Gradients to Reduce
+    Communication in Distributed Deep Learning", NeurIPS 2017, equation 3.
     """
 
     def compress(v, key):
         scale = jnp.abs(v).max()
         chance = jnp.abs(v) / jnp.where(scale > 0, scale, 1)
         hit = jax.random.uniform(key, v.shape) < chance
-        bits = Bits.of(digit_bits(v.size, 3) + 32)
-        return scale * jnp.sign(v) * hit, bits
+        return scale * jnp.sign(v) * hit, Bits.of(digit_bits(v.size, 3) + 32)
 
     return of_vectors(compress, name="terngrad()")
 
@@ -151,15 +136,10 @@ def qsgd(levels: int) -> Transform:
     r"""Rounds magnitudes to multiples of the norm over q at random, without bias.
 
     :math:`\lVert v \rVert_2\,\mathrm{sign}(v_j)\,\xi_j` with :math:`\xi_j` one of the
-    two multiples of 1/q next to :math:`|v_j| / \lVert v \rVert_2`. A sign, a level of
-    :math:`\lceil \log_2 (q + 1) \rceil` bits each, and one float32.
-
-    Args:
-      levels: q >= 1.
-
-    References:
-      Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
-      Encoding", NeurIPS 2017, section 3.1.
+    two multiples of 1/q next to :math:`|v_j| / \lVert v \rVert_2`; q >= 1 `levels`. A
+    sign, a level of :math:`\lceil \log_2 (q + 1) \rceil` bits each, and one float32.
+    Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
+    Encoding", NeurIPS 2017, section 3.1.
     """
     check.positive_int(levels=levels)
 
@@ -175,19 +155,13 @@ def qsgd(levels: int) -> Transform:
 
 
 def sketch(rate: float, *, quantised: bool = True) -> Transform:
-    r"""Sends a random part of the coordinates, each in one bit: sketched updates.
+    """Sends a random part of the coordinates, each in one bit: sketched updates.
 
-    A coordinate is kept with probability p and divided by it; then it is rounded at
-    random to the smallest or the largest of those that are kept. Both steps have no
-    bias. The positions follow from a seed of 64 bits; ends take two float32.
-
-    Args:
-      rate: p in (0, 1].
-      quantised: False sends what is kept as float32.
-
-    References:
-      Konečný et al., "Federated Learning: Strategies for Improving Communication
-      Efficiency", 2016, section 3.
+    A coordinate is kept with probability `rate`, in (0, 1], and divided by it; then it
+    is rounded at random to the smallest or the largest of those that are kept, unless
+    `quantised` is False: then it is a float32. Both steps have no bias. The positions
+    follow from a seed of 64 bits; ends take two float32. Konečný et al., "Federated
+    Learning: Strategies for Improving Communication Efficiency", 2016, section 3.
     """
     check.positive(rate=rate)
     check.in_range(0.0, 1.0, rate=rate)
@@ -249,7 +223,6 @@ def bit_plan(
     if total != int(total):
         raise ValueError(f"total must be an int for whole bits, got {total}.")
     floor = np.floor(plan + 1e-9)
-    missing = int(total) - int(floor.sum())
-    largest = np.argsort(floor - plan, kind="stable")[:missing]
-    floor[largest] += 1
+    largest = np.argsort(floor - plan, kind="stable")
+    floor[largest[: int(total) - int(floor.sum())]] += 1
     return floor

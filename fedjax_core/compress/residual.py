@@ -26,11 +26,8 @@ def with_residual(transform: Transform) -> Transform:
       v = R + u, \qquad u' = \mathrm{comp}(v), \qquad R \leftarrow v - u' .
 
     So all that was sent and the residual add up to the sum of all updates. Nothing
-    bounds the norm of a message. Clients and the server use the same wrapper.
-
-    References:
-      Sattler 2021, equation 3.8; Stich, Cordonnier and Jaggi, "Sparsified SGD with
-      Memory", NeurIPS 2018, Algorithm 1.
+    bounds the norm of a message. Sattler 2021, equation 3.8; Stich, Cordonnier and
+    Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, Algorithm 1.
     """
 
     def init(update):

@@ -4,8 +4,7 @@ Where the values go is sent by one of three accounts of bits:
 
 * "golomb": the exact length of the code in `fedjax_core.compress.golomb`.
 * "index": :math:`\lceil \log_2 d \rceil` bits for each.
-* "seed_table": Golomb's and the surplus bits per value of the tables of Sattler's
-  thesis: two for `sbc`, which needs none for a value, and one for the others.
+* "seed_table": Golomb's and the surplus bits of each value, see `KINDS`.
 
 The messages keep exactly :math:`k = \max(1, \lfloor p\,d \rfloor)` coordinates, those
 of largest magnitude; a tie goes to what comes first. The count of bits is that of k
@@ -17,8 +16,8 @@ References:
 """
 
 import math
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +35,14 @@ Sparsify = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 """``(v [d], k) -> (positions [k] ascending, values [k])``."""
 
 
+class _Kind(NamedTuple):
+    sparsify: Sparsify
+    value: int  # bits of each value
+    vector: int  # and once for each vector
+    surplus: int  # more of each value in the tables of Sattler's thesis
+    norm_bound: Callable[[float], float] = lambda bound: math.inf
+
+
 def kept(rate: float, d: int) -> int:
     """How many of d coordinates a message keeps."""
     # The factor keeps 0.29 * 100 at 29 where floating point would give 28.
@@ -49,20 +56,24 @@ def largest_magnitudes(v: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def ternary(v: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    r"""STC: their signs times their mean magnitude."""
+    """STC: their signs times their mean magnitude."""
     positions, values = largest_magnitudes(v, k)
     return positions, jnp.abs(values).mean() * jnp.sign(values)
 
 
 def binary(v: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    r"""SBC: the k largest or the k smallest coordinates, as their mean.
-
-    Whichever mean has the larger magnitude; a tie is positive.
-    """
+    """SBC: the k largest or, if that is more, the k smallest, as their mean."""
     high, low = largest(v, k), largest(-v, k)
     up, down = v[high].mean(), -v[low].mean()
     positions = jnp.where(up >= down, high, low)
     return positions, jnp.full(k, jnp.where(up >= down, up, -down))
+
+
+KINDS: Mapping[str, _Kind] = {
+    "top_k": _Kind(largest_magnitudes, 32, 0, 1, lambda bound: bound),
+    "stc": _Kind(ternary, 1, 32, 1),
+    "sbc": _Kind(binary, 0, 32, 2),
+}
 
 
 def top_k(
@@ -86,8 +97,7 @@ def top_k(
       Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
       2017; Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
-    kind = _Kind("top_k", largest_magnitudes, 32, 0, 1, lambda bound: bound)
-    return _sparse(kind, rate, residual, granularity, accounting)
+    return _sparse("top_k", rate, residual, granularity, accounting)
 
 
 def stc(
@@ -100,14 +110,11 @@ def stc(
     r"""Sparse ternary compression: signs of the largest coordinates, and one mean.
 
     With :math:`\mu` the mean magnitude of the k coordinates that are sent, the error
-    is :math:`\lVert v \rVert^2 - k \mu^2`. Arguments as in `top_k`.
-
-    References:
-      Sattler 2021, Algorithm 6; Sattler et al., "Robust and Communication-Efficient
-      Federated Learning from Non-IID Data", IEEE TNNLS 31, 2020.
+    is :math:`\lVert v \rVert^2 - k \mu^2`. Arguments as in `top_k`. Sattler 2021,
+    Algorithm 6; Sattler et al., "Robust and Communication-Efficient Federated Learning
+    from Non-IID Data", IEEE TNNLS 31, 2020.
     """
-    kind = _Kind("stc", ternary, 1, 32, 1)
-    return _sparse(kind, rate, residual, granularity, accounting)
+    return _sparse("stc", rate, residual, granularity, accounting)
 
 
 def sbc(
@@ -120,25 +127,18 @@ def sbc(
     """Sparse binary compression: the largest or the smallest coordinates' mean.
 
     Arguments as in `top_k`; beyond a rate of 1/2 both may cancel, so it is refused.
-
-    References:
-      Sattler 2021, Algorithm 5; Sattler et al., "Sparse Binary Compression", IJCNN
-      2019.
+    Sattler 2021, Algorithm 5; Sattler et al., "Sparse Binary Compression", IJCNN 2019.
     """
     check.in_range(0.0, 0.5, rate=rate)
-    kind = _Kind("sbc", binary, 0, 32, 2)
-    return _sparse(kind, rate, residual, granularity, accounting)
+    return _sparse("sbc", rate, residual, granularity, accounting)
 
 
 def threshold(limit: float, *, residual: bool = True) -> Transform:
     """Sends what is larger than a limit in magnitude; how much that is varies.
 
     Bits are the 32 of the number of values, and those of values and Golomb positions,
-    whose parameter follows from that number.
-
-    References:
-      Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
-      Interspeech 2015.
+    whose parameter follows from that number. Strom, "Scalable Distributed DNN Training
+    Using Commodity GPU Cloud Computing", Interspeech 2015.
     """
     check.positive(limit=limit)
 
@@ -153,44 +153,31 @@ def threshold(limit: float, *, residual: bool = True) -> Transform:
     return with_residual(plain) if residual else plain
 
 
-class _Kind(NamedTuple):
-    name: str
-    sparsify: Sparsify
-    value: int  # bits of each value
-    vector: int  # and once for each vector
-    surplus: int  # of each value in the thesis's tables
-    norm_bound: Callable[[float], float] = lambda bound: math.inf
-
-
 def _sparse(
-    kind: _Kind,
-    rate: float,
-    residual: bool,
-    granularity: Granularity,
-    accounting: Accounting,
+    name: str, rate: float, residual: bool, granularity: Granularity, accounting: str
 ) -> Transform:
     check.positive(rate=rate)
     check.in_range(0.0, 1.0, rate=rate)
-    check.one_of(("golomb", "index", "seed_table"), accounting=accounting)
-
-    def position_bits(positions, d):
-        k = positions.size
-        if k == d:
-            return Bits.of(0)
-        if accounting == "index":
-            return Bits.of(k * (d - 1).bit_length())
-        extra = k * kind.surplus if accounting == "seed_table" else 0
-        return golomb.position_bits(positions, d) + extra
+    check.one_of(get_args(Accounting), accounting=accounting)
+    kind = KINDS[name]
+    surplus = kind.surplus if accounting == "seed_table" else 0
 
     def compress(v, key):
         del key
-        k = kept(rate, v.size)
+        d, k = v.size, kept(rate, v.size)
         positions, values = kind.sparsify(v, k)
-        bits = position_bits(positions, v.size) + (k * kind.value + kind.vector)
+        placed = k if k < d else 0  # values that need their positions
+        if accounting == "index":
+            bits = Bits.of(placed * (d - 1).bit_length())
+        else:
+            bits = golomb.position_bits(positions, d) + placed * surplus
+        bits = bits + (k * kind.value + kind.vector)
         return jnp.zeros_like(v).at[positions].set(values), bits
 
-    name = f"{kind.name}({rate}, {granularity}, {accounting})"
     plain = of_vectors(
-        compress, granularity=granularity, norm_bound=kind.norm_bound, name=name
+        compress,
+        granularity=granularity,
+        norm_bound=kind.norm_bound,
+        name=f"{name}({rate}, {granularity}, {accounting})",
     )
     return with_residual(plain) if residual else plain

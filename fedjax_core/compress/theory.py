@@ -6,18 +6,17 @@ References:
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_core import check
 from fedjax_core.compress import golomb
+from fedjax_core.compress.sparsifiers import KINDS
 
 Kind = Literal["top_k", "stc", "sbc"]
 Accounting = Literal["golomb", "seed_table"]
-# Bits per value that is sent, and how many more the thesis's tables count.
-_VALUE_BITS = {"top_k": (32, 1), "stc": (1, 1), "sbc": (0, 2)}
 
 
 class Budget(NamedTuple):
@@ -31,20 +30,16 @@ class Budget(NamedTuple):
 def value_bits(method: Kind, rate: float, accounting: Accounting = "golomb") -> float:
     """Expected bits of a coordinate that is sent, its position included.
 
-    Without the one mean of a message, which does not grow with the model.
-
-    Args:
-      method: what is sent of a value.
-      rate: p, the share of coordinates sent, in (0, 1).
-      accounting: "seed_table" has the surplus bits of the thesis's tables.
+    Without the one mean of a message, which does not grow with the model. The rate p in
+    (0, 1) is the share of coordinates sent; "seed_table" has the surplus bits of the
+    thesis's tables.
     """
-    check.one_of(tuple(_VALUE_BITS), method=method)
-    check.one_of(("golomb", "seed_table"), accounting=accounting)
+    check.one_of(KINDS, method=method)
+    check.one_of(get_args(Accounting), accounting=accounting)
     # Beyond a half both signs of SBC's message may cancel.
     check.in_range(0, 0.5 if method == "sbc" else 1, rate=rate)
-    value, surplus = _VALUE_BITS[method]
-    extra = surplus if accounting == "seed_table" else 0
-    return golomb.expected_bits(rate) + value + extra
+    surplus = KINDS[method].surplus if accounting == "seed_table" else 0
+    return golomb.expected_bits(rate) + KINDS[method].value + surplus
 
 
 def compression_ratio(
@@ -82,7 +77,7 @@ def information_budget(
     coordinates = iterations / delay * d
     total = coordinates * rate * value_bits(method, rate)
     which = -(rate * math.log2(rate) + (1 - rate) * math.log1p(-rate) / math.log(2))
-    entropy = coordinates * (which + rate * _VALUE_BITS[method][0])
+    entropy = coordinates * (which + rate * KINDS[method].value)
     return Budget(total, entropy, total - entropy)
 
 
@@ -105,18 +100,13 @@ def accumulated_variance(
     r"""The variance of accumulated noise, exactly and bounded (Theorem 1).
 
     Noise of a weight is stationary, :math:`n^t = \beta n^{t-1} + N^t` with
-    :math:`-1 < \beta < 0`. Then
+    :math:`-1 < \beta < 0` and standard deviation :math:`\sigma`. Then
 
     .. math::
 
       \mathrm{Var} \sum_{t \le T} n^t = \sigma^2 \Bigl(T \frac{1 + \beta}{1 - \beta}
         + 2 \frac{\beta^{T + 1} - \beta}{(1 - \beta)^2}\Bigr)
         \le \sigma^2 (T (1 + \beta) + 1) .
-
-    Args:
-      steps: T.
-      beta: correlation of successive noise.
-      sigma: standard deviation of one.
     """
     check.positive_int(steps=steps)
     check.open_interval(-1, 0, beta=beta)
@@ -163,9 +153,8 @@ def worst_contraction(k: int, d: int) -> float:
 def residual_bound(alpha: float, largest: float) -> float:
     r"""A bound on the norm of a residual, :math:`u \sqrt\alpha / (1 - \sqrt\alpha)`.
 
-    Args:
-      alpha: of the compressor, an upper bound on its contraction for every vector.
-      largest: u, a bound on the norm of every update.
+    Of a compressor with a contraction of at most alpha for every vector, and updates
+    of norms of at most u, `largest`.
     """
     check.fraction(alpha=alpha)
     check.non_negative(largest=largest)
@@ -203,9 +192,5 @@ def convergence_terms(
     check.in_range(0, 1, rate=rate)
     check.non_negative(gradient=gradient)
     first = gradient**2 / (convexity * steps)
-    condition = smoothness / convexity
-    return (
-        first,
-        first * condition / (rate**2 * steps),
-        first / (rate**3 * steps**2),
-    )
+    second = first * (smoothness / convexity) / (rate**2 * steps)
+    return first, second, first / (rate**3 * steps**2)

@@ -434,8 +434,15 @@ def check_alike(
 ) -> None:
     """Raises unless two dicts of arrays can be concatenated without promotion.
 
-    Errors call them `this` and `that`, say "client 0": ValueError for other names,
-    shapes behind the example axis or dtypes (of text, kinds of dtype).
+    Args:
+      this: what to call the first in the error, say "client 0".
+      one: name -> array [n, ...].
+      that: what to call the second.
+      other: name -> array [m, ...].
+
+    Raises:
+      ValueError: other names, shapes behind the example axis or dtypes (of text, kinds
+        of dtype).
     """
     if one.keys() != other.keys():
         found = f"{sorted(one)} for {this} and {sorted(other)} for {that}"

@@ -26,8 +26,12 @@ def split_public(
     """Splits data of the server at random in two, without overlap.
 
     For FedAUX: auxiliary data into negatives, by default a fifth, and what is distilled
-    on. Arrays are ``[n, ...]``, `fraction` in (0, 1) is the share of the first part,
-    rounded to whole examples.
+    on.
+
+    Args:
+      arrays: name -> ``[n, ...]``.
+      fraction: in (0, 1), share of the first part, rounded to whole examples.
+      seed: int >= 0.
 
     Returns:
       The two parts, each in the original order.
@@ -59,15 +63,21 @@ def split_examples(
 
     Of n examples ``test_fraction * n`` are tested on, rounded to whole examples, and so
     for both fractions together; a client with any example keeps at least one to train
-    on. Every example goes to exactly one split, and the order within is kept. With a
-    fraction of 0 its split stays what it is.
+    on. Every example goes to exactly one split, and the order within is kept.
+
+    Args:
+      data: the population.
+      test_fraction: share of test; with 0, test stays what it is.
+      validation_fraction: share of validation; with 0, validation stays what it is.
+      seed: int in 0..2**63-1.
 
     Returns:
       The same clients; arrays are copies in memory.
 
     Raises:
-      ValueError: a fraction is not in [0, 1], both together are not below 1, or the
-        data already has a split that is asked for.
+      ValueError: a fraction is not in [0, 1], both together are not below 1, the data
+        already has a split that is asked for, or seed is out of range.
+      TypeError: seed is not an int.
     """
     wanted = {"test": test_fraction, "validation": validation_fraction}
     check.in_range(0, 1, **{f"{name}_fraction": x for name, x in wanted.items()})
@@ -108,14 +118,21 @@ def split_examples(
 def hold_out_clients(
     data: FederatedData, fraction: float = 0.2, seed: int = 0
 ) -> tuple[FederatedData, FederatedData]:
-    """Sets a fraction of the clients aside, rounded to whole ones, from training.
+    """Sets clients aside that take no part in training.
+
+    Args:
+      data: the population.
+      fraction: share of clients to hold out, rounded to whole clients.
+      seed: int in 0..2**63-1.
 
     Returns:
       The clients that stay and those held out, with all their splits, both in the order
       of `data`.
 
     Raises:
-      ValueError: fraction is not in [0, 1], or one side would be empty.
+      ValueError: fraction is not in [0, 1], one side would be empty, or seed is out of
+        range.
+      TypeError: seed is not an int.
     """
     check.in_range(0, 1, fraction=fraction)
     count = int(_share(fraction, np.asarray(data.num_clients)))

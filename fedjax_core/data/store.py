@@ -41,10 +41,12 @@ _HEADER, _CLIENT_IDS = "header.json", "client_ids.json"
 def save(
     data: FederatedData, path: str | os.PathLike, *, overwrite: bool = False
 ) -> None:
-    """Writes a population to a store, a new folder at `path`.
+    """Writes a population to a store.
 
-    Arrays are of numbers, bools, dates or fixed-width text. With `overwrite` the store
-    that `path` holds is replaced.
+    Args:
+      data: any population; arrays of numbers, bools, dates or fixed-width text.
+      path: the folder to make.
+      overwrite: replace the store that `path` holds.
 
     Raises:
       FileExistsError: `path` holds something, and `overwrite` is False or it is no
@@ -72,16 +74,19 @@ def build(
 ) -> FederatedData:
     """Writes clients to a store one by one, never holding more than one of them.
 
-    `path` and `overwrite` as for `save`, `clients` as for `sources.from_iterator`. The
-    first client with examples decides names, dtypes and shapes; later text may not be
-    wider.
+    Args:
+      path: the folder to make.
+      clients: client id and examples, as for `sources.from_iterator`. The first client
+        with examples decides names, dtypes and shapes; later text may not be wider.
+      overwrite: replace the store that `path` holds.
 
     Returns:
       The population, opened. Clients are in the order of the iterator; a split in which
       nobody has examples is left out.
 
     Raises:
-      FileExistsError: as `save`.
+      FileExistsError: `path` holds something, and `overwrite` is False or it is no
+        store.
       ValueError: clients or splits disagree, an id comes twice, nobody has train
         examples, or an array's name is too long for that of a file.
       TypeError: an id that is not a str, or a dtype that .npy files can't hold.
@@ -110,8 +115,11 @@ def open(path: str | os.PathLike, *, verify: bool = False) -> FederatedData:
     """Opens a store.
 
     Train on it with ``simulate(..., feed="host")``, which reads the rows of the drawn
-    clients and lets go of them again. `verify` reads all examples once and compares
-    their checksums.
+    clients and lets go of them again.
+
+    Args:
+      path: the folder.
+      verify: read all examples once and compare their checksums.
 
     Returns:
       The population; arrays are read-only `np.memmap`, client ids and offsets are in

@@ -7,7 +7,7 @@ takes one as `mixing`, beside any server optimiser.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -62,18 +62,13 @@ class Told(NamedTuple):
 def hear(
     loss_fn: LossFn, params: Params, cohort: Cohort, key: Key
 ) -> tuple[ClientResults, Told]:
-    """The pass in which clients tell their loss at the server's model.
+    """The pass in which clients tell their loss at the server's model, in whole epochs.
 
     The round's other pass leaves out whom this one excludes, ``cohort.only(valid)``,
-    and both are counted by `fedjax_core.map.two_passes`. The work is whole epochs.
+    and both are counted by `fedjax_core.map.two_passes`.
     """
-    results = map_clients(
-        full_loss(loss_fn),
-        params,
-        cohort.first_epochs(),
-        random.stream(key, "losses"),
-        reduce=(),
-    )
+    key, epochs = random.stream(key, "losses"), cohort.first_epochs()
+    results = map_clients(full_loss(loss_fn), params, epochs, key, reduce=())
     loss = jnp.where(results.valid, results.client_metrics["loss"], 0)
     loss = jnp.where(loss < 0, jnp.nan, loss)
     told = Told(loss, results.valid, cohort.client_id, cohort.num_examples)
@@ -98,30 +93,22 @@ class Decider(NamedTuple):
 Prior = Literal["examples", "uniform"]
 
 
-def prior_of(told: Told, by: Prior) -> jax.Array:
-    """Mixing coefficients without a look at losses, ``[C]`` that sum to 1."""
-    weight = told.num_examples if by == "examples" else jnp.ones_like(told.client_id)
-    weight = jnp.where(told.valid, weight, 0).astype(told.loss.dtype)
-    return weight / jnp.maximum(weight.sum(), 1)
-
-
 def tilted(
     response: Callable[[jax.Array], jax.Array], prior: Prior = "examples", *, name: str
 ) -> Decider:
     r"""The rule :math:`p_i \propto q_i \exp(r(F_i))`, which keeps no state.
 
     It minimises :math:`-\langle p, r \rangle + \mathrm{KL}(p \,\|\, q)` over the
-    simplex (Hahn 2024, equation 3.2, whose plain entropy would leave out :math:`q`).
-
-    Args:
-      response: losses ``[C]`` -> responses, over the step size of the regulariser.
-      prior: :math:`q`: "examples" or "uniform".
-      name: of the rule.
+    simplex (Hahn 2024, equation 3.2, whose plain entropy would leave out the prior
+    :math:`q`), for responses r of losses ``[C]``, over the step size of the
+    regulariser.
     """
-    check.one_of(("examples", "uniform"), prior=prior)
+    check.one_of(get_args(Prior), prior=prior)
 
     def update(state, told):
-        q = prior_of(told, prior)
+        q = told.num_examples if prior == "examples" else jnp.ones_like(told.client_id)
+        q = jnp.where(told.valid, q, 0).astype(told.loss.dtype)
+        q = q / jnp.maximum(q.sum(), 1)
         loss = jnp.where(q > 0, told.loss, told.loss.max())
         r = jnp.where(q > 0, response(loss), -jnp.inf)
         # Of no client the largest is -inf, which is no number to shift by.
@@ -142,18 +129,12 @@ def play(
 ) -> jax.Array:
     """Decisions on losses that are known in advance, all clients in every round.
 
-    Args:
-      decider: who decides.
-      losses: ``[T, K]``, >= 0.
-      num_examples: ``[K]``, of clients; ones by default.
+    Losses are ``[T, K]``, >= 0 (else ValueError), examples ``[K]``, by default one
+    each.
 
     Returns:
       ``[T, K]``: the coefficients that each round's updates are mixed by, decided after
-      its losses. A decision before them, as regret counts it, is that of the round
-      before.
-
-    Raises:
-      ValueError: losses of another shape, or below 0.
+      its losses. A decision before them, as regret counts it, is the round before's.
     """
     losses = as_float(losses)
     if losses.ndim != 2:

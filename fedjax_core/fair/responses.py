@@ -73,10 +73,8 @@ def respond(
 def decision_loss(p: ArrayLike, r: ArrayLike) -> jax.Array:
     r"""The loss :math:`-\log(1 + \langle p, r \rangle)` (3.3) of decisions; ``[...]``.
 
-    Args:
-      p: ``[..., K]``, points of the simplex.
-      r: ``[..., K]``, responses. Where :math:`\langle p, r \rangle \le -1`, which none
-        >= 0 have, it is NaN, as the gradient is.
+    Of points of the simplex and responses, both ``[..., K]``. Where :math:`\langle p, r
+    \rangle \le -1`, which no responses >= 0 have, it is NaN, as the gradient is.
     """
     p, r = jnp.broadcast_arrays(as_float(p), as_float(r))
     return -jnp.log1p((p * r).sum(-1))
@@ -95,15 +93,9 @@ def doubly_robust(
     r"""Responses of all clients from those of a cohort S (3.10); ``[K]``.
 
     :math:`\bar r + 1[i \in S] (r_i - \bar r) / c` where :math:`c = |S| / K` is the
-    chance of being sampled.
-
-    With :math:`\bar r` of the same cohort, as in the thesis, this is *not* unbiased,
-    see `shrinkage`; with a value fixed before sampling it is.
-
-    Args:
-      responses: ``[K]``, looked at where `sampled`.
-      sampled: ``[K]`` bool.
-      imputed: :math:`\bar r`, a number or ``[K]``; the mean over the cohort by default.
+    chance of being sampled, a bool each. With :math:`\bar r`, the mean over the same
+    cohort by default, as in the thesis, this is *not* unbiased, see `shrinkage`; with a
+    value `imputed`, one or ``[K]``, that is fixed before sampling it is.
     """
     r = as_float(responses)
     here = as_mask("sampled", sampled, r.shape)
@@ -117,13 +109,8 @@ def linearised_gradient(p: ArrayLike, r: ArrayLike, about: ArrayLike) -> jax.Arr
     r"""The gradient of `decision_loss` in p, linear in r around a reference (3.11).
 
     :math:`-\frac{r}{1 + \langle p, r_0 \rangle} + r_0 \frac{\langle p, r - r_0 \rangle}
-    {(1 + \langle p, r_0 \rangle)^2}`. Linear, so that it stays unbiased in estimated
-    responses while the reference does not depend on them.
-
-    Args:
-      p: ``[K]``, a point of the simplex.
-      r: ``[K]``, responses, estimated perhaps.
-      about: ``[K]``, the reference :math:`r_0`.
+    {(1 + \langle p, r_0 \rangle)^2}`, all ``[K]``. Linear, so that it stays unbiased in
+    estimated responses while the reference :math:`r_0` does not depend on them.
     """
     p, r, about = as_float(p), as_float(r), as_float(about)
     at = 1 + p @ about

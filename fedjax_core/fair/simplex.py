@@ -11,18 +11,11 @@ _HALVINGS = 60  # of an interval: to the last bit of a float64
 
 
 def project(v: ArrayLike, low: ArrayLike = 0.0, high: ArrayLike = 1.0) -> jax.Array:
-    r"""The point nearest to v among those with sum 1 between bounds; ``[K]``.
+    r"""The point nearest to v ``[K]`` among those with sum 1 between bounds; ``[K]``.
 
     It is :math:`\mathrm{clip}(v - \tau)` for the :math:`\tau` that gives the sum, found
-    by bisection. (``optax.projections`` has the simplex without upper bounds.)
-
-    Args:
-      v: ``[K]``.
-      low: a number or ``[K]``, with a sum <= 1.
-      high: a number or ``[K]``, with a sum >= 1.
-
-    Raises:
-      ValueError: known bounds between which no point has the sum 1.
+    by bisection. (``optax.projections`` has the simplex without upper bounds.) The
+    bounds are numbers or ``[K]``; ValueError if known ones leave no room for the sum.
     """
     v = as_float(v)
     _check_bounds(low, high, len(v))
@@ -100,7 +93,7 @@ def minimise(
         best = low.at[order].add(jnp.clip(left, 0, room))
         return grad @ (p - best)
 
-    def polished(p):
+    def better(p):
         slack = 64 * eps
         free = (p > low + slack) & (p < high - slack)
         held = jnp.where(free, 0, jnp.clip(p, low, high))
@@ -109,12 +102,8 @@ def minimise(
         rhs = jnp.stack([mine, free.astype(b.dtype)], 1)
         x, ones = jnp.linalg.solve(M, rhs).T
         nu = (x.sum() - (1 - held.sum())) / ones.sum()
-        q = jnp.where(free, x - nu * ones, held)
-        return jnp.clip(q, low, high), jnp.abs(jnp.clip(q, low, high).sum() - 1)
-
-    def better(p):
-        q, off = polished(p)
-        good = (off < 64 * eps) & (gap(q) <= gap(p))
+        q = jnp.clip(jnp.where(free, x - nu * ones, held), low, high)
+        good = (jnp.abs(q.sum() - 1) < slack) & (gap(q) <= gap(p))
         return jnp.where(good, q, p)
 
     def step(carry):

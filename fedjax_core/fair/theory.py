@@ -43,26 +43,24 @@ def lipschitz_of_estimates(low: ArrayLike, high: ArrayLike, share: ArrayLike):
 def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
     r"""The fixed decision that is best in hindsight; ``[K]``.
 
-    The maximiser of :math:`\sum_t \log(1 + \langle p, r_t \rangle)` by Newton steps on
-    the simplex, shortened where they would lose.
-
-    Args:
-      responses: ``[T, K]``.
-      steps: at most; it ends where none is gained by moving to any corner.
+    The maximiser of :math:`\sum_t \log(1 + \langle p, r_t \rangle)` for responses ``[T,
+    K]`` by Newton steps on the simplex, shortened where they would lose. It takes
+    `steps` at most, and ends where none is gained by moving to any corner.
 
     Raises:
       ValueError: a known response is not finite, or -1 or less, which has no logarithm.
     """
-    r = as_float(responses)
-    _check_responses(r)
+    r = _checked(responses)
     T, K = r.shape
     return _best(r, jnp.ones(T, r.dtype), jnp.full(K, 1 / K, r.dtype), steps)
 
 
-def _check_responses(r: jax.Array) -> None:
+def _checked(responses: ArrayLike) -> jax.Array:
+    r = as_float(responses)
     check_finite(responses=r)
     if is_known(r) and (np.asarray(r) <= -1).any():
         raise ValueError(f"responses must be > -1, got {np.min(r)}.")
+    return r
 
 
 def _best(
@@ -82,8 +80,7 @@ def _best(
         i, p, _ = carry
         each = slopes(p)
         apart = each - each.mean(1, keepdims=True)
-        scaled = share[:, None] * apart
-        curvature = scaled.T @ apart
+        curvature = (share[:, None] * apart).T @ apart
         target = minimise(curvature, curvature @ p + share @ each)
         tried = p[None] + shorter[:, None] * (target - p)[None]
         losses = jax.vmap(paid)(tried)
@@ -103,17 +100,10 @@ def regret(decisions: ArrayLike, responses: ArrayLike) -> jax.Array:
     """Regret after each round t against what was best in rounds 1 to t (3.5); ``[T]``.
 
     The best fixed decision changes from round to round: that of all rounds would make
-    all regrets but the last too small.
-
-    Args:
-      decisions: ``[T, K]``, made before the round's responses.
-      responses: ``[T, K]``.
-
-    Raises:
-      ValueError: as for `best_fixed`.
+    all regrets but the last too small. Decisions, made before the round's responses,
+    and responses are ``[T, K]``; errors are those of `best_fixed`.
     """
-    r = as_float(responses)
-    _check_responses(r)
+    r = _checked(responses)
     return _regret(decision_loss(decisions, r), r)
 
 

@@ -24,7 +24,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows
+from fedjax_core.arrays import along_rows, name_of
 from fedjax_core.models.model import Model
 from fedjax_core.models.tasks import Task, classes, next_token
 from fedjax_core.types import Batch, Key, Metrics, Params, PyTree, Stateful, trained
@@ -125,12 +125,10 @@ def from_linen(module: nn.Module, example: Example, task: Task) -> Model:
         variables = {"params": trained(params), **stats}
         if key is None:
             return module.apply(variables, x, **told(False)), stats
+        how = {"mutable": list(stats), **told(True)}
         with _real_rows(mask), nn.intercept_methods(_intercept):
             # Every stream of random numbers falls back to this one.
-            rngs = {"params": key}
-            return module.apply(
-                variables, x, rngs=rngs, mutable=list(stats), **told(True)
-            )
+            return module.apply(variables, x, rngs={"params": key}, **how)
 
     return _model(init, apply, example, task)
 
@@ -211,9 +209,8 @@ def _model(
             raise ValueError(
                 f"batch['x'] must have shape (B, *{shape}), got {x.shape}."
             )
-        if jnp.issubdtype(dtype, jnp.inexact) and not jnp.issubdtype(
-            x.dtype, jnp.inexact
-        ):
+        wanted, given = (jnp.issubdtype(t, jnp.inexact) for t in (dtype, x.dtype))
+        if wanted and not given:
             x = x.astype(dtype)
         batch = {**batch, "x": x}
         mask = batch.pop("example_mask", None)
@@ -293,10 +290,8 @@ def _masked(layer: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
 
 
 def _by_path(state: PyTree) -> dict[str, Array]:
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value"): x
-        for path, x in jax.tree_util.tree_leaves_with_path(state)
-    }
+    leaves = jax.tree.leaves_with_path(state)
+    return {name_of(path).removesuffix("/value"): x for path, x in leaves}
 
 
 def _from_paths(like: PyTree, arrays: dict[str, Array]) -> PyTree:

@@ -144,17 +144,9 @@ def conditional_gan(
     image: Sequence[int], num_classes: int = 10, *, latent: int = 64, width: int = 16
 ) -> ConditionalGAN:
     """A small AC-GAN; `width` is the channels of its wider images."""
-    _check(image, num_classes=num_classes, latent=latent, width=width)
+    x, y, z = _example(image, num_classes=num_classes, latent=latent, width=width)
     draw, judge = _Draw(num_classes, width, tuple(image)), _Judge(num_classes, width)
-    x, y, z = _example(image, latent)
-
-    def init(key: Key) -> Params:
-        first, second = jax.random.split(key)
-        return {
-            "generator": draw.init(first, z, y)["params"],
-            "discriminator": judge.init(second, x)["params"],
-        }
-
+    init = _init(generator=(draw, z, y), discriminator=(judge, x))
     generate, judged = _part(draw, "generator"), _part(judge, "discriminator")
     return ConditionalGAN(init, latent, generate, judged)
 
@@ -163,21 +155,25 @@ def conditional_vae(
     image: Sequence[int], num_classes: int = 10, *, latent: int = 128, width: int = 16
 ) -> ConditionalVAE:
     """A small conditional VAE; `width` is the channels of its wider images."""
-    _check(image, num_classes=num_classes, latent=latent, width=width)
+    x, y, z = _example(image, num_classes=num_classes, latent=latent, width=width)
     draw = _Draw(num_classes, width, tuple(image))
     encode = _Encode(num_classes, width, latent)
-    x, y, z = _example(image, latent)
+    init = _init(encoder=(encode, x, y), decoder=(draw, z, y))
+    encoded, decoded = _part(encode, "encoder"), _part(draw, "decoder")
+    return ConditionalVAE(init, latent, encoded, decoded)
+
+
+def _init(**parts: tuple[Any, ...]) -> Callable[[Key], Params]:
+    """``key -> params`` by name of networks, each with inputs of its."""
 
     def init(key: Key) -> Params:
-        first, second = jax.random.split(key)
+        keys = jax.random.split(key, len(parts))
         return {
-            "encoder": encode.init(first, x, y)["params"],
-            "decoder": draw.init(second, z, y)["params"],
+            name: module.init(k, *inputs)["params"]
+            for k, (name, (module, *inputs)) in zip(keys, parts.items(), strict=True)
         }
 
-    return ConditionalVAE(
-        init, latent, _part(encode, "encoder"), _part(draw, "decoder")
-    )
+    return init
 
 
 def _part(module: nn.Module, name: str) -> Callable[..., Any]:
@@ -185,14 +181,12 @@ def _part(module: nn.Module, name: str) -> Callable[..., Any]:
     return lambda params, *inputs: module.apply({"params": params[name]}, *inputs)
 
 
-def _example(image: Sequence[int], latent: int) -> tuple[jax.Array, ...]:
-    return jnp.zeros((1, *image)), jnp.zeros(1, jnp.int32), jnp.zeros((1, latent))
-
-
-def _check(image: Sequence[int], **sizes: int) -> None:
-    check.positive_int(**sizes)
+def _example(image: Sequence[int], latent: int, **sizes: int) -> tuple[jax.Array, ...]:
+    """An example, its class and its z."""
+    check.positive_int(latent=latent, **sizes)
     if len(image) != 3 or image[0] % 4 or image[1] % 4:
         raise ValueError(
             f"image must be (height, width, channels) with sides that 4 divides, got "
             f"{tuple(image)}."
         )
+    return jnp.zeros((1, *image)), jnp.zeros(1, jnp.int32), jnp.zeros((1, latent))

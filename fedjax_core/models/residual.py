@@ -124,20 +124,16 @@ class MobileNetV2(nn.Module):
     # Expansion, channels of the output, blocks, stride of the first (Sandler et al.,
     # Table 2, but that the second row strides by 1).
     rows: Sequence[tuple[int, int, int, int]] = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 1),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
+        (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
+        (6, 160, 3, 2), (6, 320, 1, 1),
+    )  # fmt: skip
     lowering: Lowering = "auto"  # see `layers`
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Maps images [B, H, W, C] to logits [B, num_classes]."""
         conv = partial(_CONV, lowering=self.lowering)
+        depthwise = partial(DepthwiseConv, lowering=self.lowering, kernel_init=_HE)
         norm = partial(_Norm, self.norm)
         x = nn.relu(norm()(conv(32)(x), train))
         for expansion, channels, blocks, stride in self.rows:
@@ -145,11 +141,7 @@ class MobileNetV2(nn.Module):
                 strided = stride > 1 and block == 0
                 y = conv(expansion * x.shape[-1], (1, 1))(x)
                 y = nn.relu(norm()(y, train))
-                y = DepthwiseConv(
-                    stride=stride if strided else 1,
-                    lowering=self.lowering,
-                    kernel_init=_HE,
-                )(y)
+                y = depthwise(stride=stride if strided else 1)(y)
                 y = nn.relu(norm()(y, train))
                 y = norm()(conv(channels // self.shrink, (1, 1))(y), train)
                 if strided:

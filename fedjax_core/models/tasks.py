@@ -166,15 +166,14 @@ def multi_label() -> Task:
 
     def loss(logits: Array, batch: Batch) -> Array:
         y = _targets(batch, logits.shape)
-        losses = optax.losses.sigmoid_binary_cross_entropy(
-            logits, y.astype(logits.dtype)
-        )
+        cross_entropy = optax.losses.sigmoid_binary_cross_entropy
+        losses = cross_entropy(logits, y.astype(logits.dtype))
         return jnp.mean(losses * _valid((y == 0) | (y == 1)), axis=-1)
 
     def metrics(logits: Array, batch: Batch) -> Metrics:
         y = _targets(batch, logits.shape)
         right = (logits > 0) == (y == 1)
-        return {"loss": loss(logits, batch), "accuracy": jnp.mean(right, axis=-1)} | {
+        return {"loss": loss(logits, batch), "accuracy": right.mean(-1)} | {
             f"auroc_{k}": AUROC.per_example(logits[:, k], y[:, k])
             for k in range(logits.shape[-1])
         }
@@ -192,9 +191,8 @@ def _targets(batch: Batch, shape: tuple[int, ...]) -> Array:
     """`y`, which must have the given shape."""
     y = batch["y"]
     if y.shape != shape:
-        what = (
-            " x ".join(map(str, shape[1:])) + " targets" if shape[1:] else "one label"
-        )
+        sizes = " x ".join(map(str, shape[1:]))
+        what = f"{sizes} targets" if sizes else "one label"
         raise ValueError(
             f"batch['y'] must hold {what} per example, shape {shape}, got shape "
             f"{y.shape}."

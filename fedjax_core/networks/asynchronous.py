@@ -9,8 +9,8 @@ Event t has a set of active nodes, and node i knows :math:`w_j` as it was at the
   w_i^t & \text{otherwise.} \end{cases}
 
 A node's own parameters are always current. t counts events, not time. `Schedule` says
-who acts and how old the copies are; `run` executes any `network.Operator`
-that way.
+who acts and how old the copies are; `run` executes any `operators.Operator` that way.
+Arguments out of the ranges given raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 5.8, Eq. (128)-(134).
@@ -28,7 +28,7 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float, is_known, keep_rows, wide_if_known
-from fedjax_core.networks.graph import Graph, check_rows, degree
+from fedjax_core.networks.graph import Graph, check_ints, check_rows, degree
 from fedjax_core.networks.iterate import check_count, iterate
 from fedjax_core.networks.operators import (
     Channel,
@@ -73,8 +73,7 @@ class Schedule:
         active, delay = np.asarray(self.active), np.asarray(self.delay)
         if active.dtype != bool:
             raise TypeError(f"active must be bool, got dtype {active.dtype}.")
-        if delay.dtype.kind not in "iu":
-            raise TypeError(f"delay must be ints, got dtype {delay.dtype}.")
+        check_ints(delay=delay)
         if active.ndim < 2 or delay.shape[:-1] != active.shape[:-1]:
             raise ValueError(
                 "active and delay must have shapes (T, n) and (T, 2E), got "
@@ -248,10 +247,6 @@ def check_totally_asynchronous(schedule: Schedule, graph: Graph) -> None:
     finite record can prove that; this one must show every node active in its second
     half, and every directed edge read there newer than event 0 by its active receiver.
 
-    Args:
-      schedule: the record.
-      graph: whose directed edges they are.
-
     Raises:
       ValueError: names the node or the directed edge; or a schedule for another graph.
     """
@@ -361,9 +356,7 @@ def lossy_links(graph: Graph, num_events: int, loss: float, key: Key) -> Schedul
       key: decides which.
     """
     check.positive_int(num_events=num_events)
-    check.in_range(0, 1, loss=loss)
-    if loss == 1:
-        raise ValueError(f"loss must be in [0, 1), got {loss}.")
+    check.fraction(loss=loss)
     shape = num_events, 2 * graph.num_edges
     lost = np.array(jax.random.bernoulli(key, loss, shape))
     lost[0] = False
@@ -416,19 +409,14 @@ def fedrelax_contraction(
 ) -> jax.Array:
     """The largest 1 / (1 + sc_i/(2 alpha deg_i)): FedRelax in the block-maximum norm.
 
-    Args:
-      graph: the network.
-      convexity: sc_i ``[n]``, f_i - sc_i/2 ||w||^2 is convex; 2 l1(Q_i) for a
-        quadratic, see `quadratic_convexity`.
-      alpha: >= 0; 0 gives 0.
+    f_i - sc_i/2 ||w||^2 is convex, `convexity` is sc_i >= 0, ``[n]``, see
+    `quadratic_convexity`. alpha = 0 gives 0, and sc_i = 0 at a node with neighbours 1,
+    no contraction. (The book prints Eq. (133) with i free; it is the largest over the
+    nodes.)
 
     Raises:
       ValueError: another number of convexities than nodes, or alpha or a known one
         that is negative or not finite.
-
-    Returns:
-      ``[]``; 1, no contraction, where a node with neighbours has sc_i = 0. (The book
-      prints Eq. (133) with i free; it is the largest over the nodes.)
     """
     check.non_negative(alpha=alpha)
     check_rows(graph, convexity, "convexity")
@@ -442,9 +430,7 @@ def fedrelax_contraction(
 def fedgd_contraction(Q: ArrayLike, eta: ArrayLike) -> jax.Array:
     """FedGD's factor in the block-maximum norm, 1 - 2 eta min_i l1(Q_i).
 
-    Args:
-      Q: ``[n, d, d]``.
-      eta: at most `fedgd_rate_bound`; beyond it this is no factor.
+    Q is ``[n, d, d]``, eta at most `fedgd_rate_bound`; beyond it this is no factor.
     """
     return jnp.asarray(1 - eta * quadratic_convexity(Q).min())
 

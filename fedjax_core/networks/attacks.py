@@ -49,19 +49,10 @@ def poison_channel(
 def arrival(graph: Graph, attacked: jax.Array) -> jax.Array:
     """When an attack can first be seen at a node, in rounds after the attacked update.
 
-    That is the node's distance in hops from the attacked set. In the chain 1-2-3 with
-    node 1 attacked before update t, node 2 changes in update t + 1 and node 3 in t + 2.
-    Jung, Fig. 10.3.
-
-    Args:
-      graph: the network; edges of weight 0 carry nothing.
-      attacked: ``[n]`` bool.
-
-    Returns:
-      ``[n]`` int32; n for a node that it never reaches.
-
-    Raises:
-      ValueError: `attacked` is no bool array of shape ``[n]``.
+    That is the node's distance in hops from the attacked set ``[n]`` bool, along edges
+    of positive weight: ``[n]`` int32, n for a node that it never reaches. In the chain
+    1-2-3 with node 1 attacked before update t, node 2 changes in update t + 1 and node
+    3 in t + 2. Jung, Fig. 10.3.
     """
     return hops(graph, as_mask("attacked", attacked, (graph.num_nodes,)))
 
@@ -70,10 +61,8 @@ def attach_spy(graph: Graph, target: int, weight: float = 1.0) -> Graph:
     """Adds node n, whose only neighbour is `target`; give it the zero loss.
 
     FedRelax then makes it copy the target exactly, one round late. FedGD does so with
-    the learning rate `copying_rate` only.
-
-    Raises:
-      ValueError: target is not in 0..n-1, or the weight is not positive.
+    the learning rate `copying_rate` only. Raises ValueError for a target that is not in
+    0..n-1, or a weight that is not positive.
     """
     check.one_of(range(graph.num_nodes), target=target)
     check.positive(weight=weight)

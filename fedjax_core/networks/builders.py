@@ -1,7 +1,7 @@
 """Builders of networks, all with edges of weight 1; `Graph.with_weight` gives others.
 
 Random builders take a seed and run on the host, in time and memory linear in the nodes
-and edges that they make.
+and edges that they make. Arguments out of the ranges given raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 3.1, 5.9, 6.2 and 7.1.
@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,8 +18,8 @@ from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from fedjax_core import check
-from fedjax_core.networks.graph import Graph, num_neighbours
-from fedjax_core.networks.spectrum import components
+from fedjax_core.networks.graph import Graph, check_shapes, num_neighbours
+from fedjax_core.networks.spectrum import adjacency, components
 
 EARTH_RADIUS_KM = 6371.0088
 
@@ -32,14 +31,14 @@ def star(num_nodes: int) -> Graph:
     """Node 0 joined to all others, as clients to a server."""
     check.positive_int(num_nodes=num_nodes)
     leaves = np.arange(1, num_nodes)
-    return _graph(np.zeros_like(leaves), leaves, num_nodes)
+    return _graph((np.zeros_like(leaves), leaves), num_nodes)
 
 
 def chain(num_nodes: int) -> Graph:
     """Every node joined to the next one."""
     check.positive_int(num_nodes=num_nodes)
     nodes = np.arange(num_nodes)
-    return _graph(nodes[:-1], nodes[1:], num_nodes)
+    return _graph((nodes[:-1], nodes[1:]), num_nodes)
 
 
 def cycle(num_nodes: int) -> Graph:
@@ -48,13 +47,13 @@ def cycle(num_nodes: int) -> Graph:
     if num_nodes < 3:
         raise ValueError(f"num_nodes of a cycle must be >= 3, got {num_nodes}.")
     nodes = np.arange(num_nodes)
-    return _graph(nodes, np.roll(nodes, -1), num_nodes)
+    return _graph((nodes, np.roll(nodes, -1)), num_nodes)
 
 
 def complete(num_nodes: int) -> Graph:
     """All pairs joined."""
     check.positive_int(num_nodes=num_nodes)
-    return _graph(*np.triu_indices(num_nodes, 1), num_nodes)
+    return _graph(np.triu_indices(num_nodes, 1), num_nodes)
 
 
 def clique_plus_pendant(clique: int) -> Graph:
@@ -65,20 +64,17 @@ def clique_plus_pendant(clique: int) -> Graph:
     """
     check.positive_int(clique=clique)
     i, j = np.triu_indices(clique, 1)
-    return _graph(np.append(i, 0), np.append(j, clique), clique + 1)
+    return _graph((np.append(i, 0), np.append(j, clique)), clique + 1)
 
 
 def erdos_renyi(num_nodes: int, p: float, seed: int = 0) -> Graph:
-    """Every pair joined with probability p, independently (Jung, Section 7.1).
+    """Every pair joined with probability p in [0, 1], independently.
 
-    Args:
-      num_nodes: n >= 1.
-      p: in [0, 1]. The expected degree of every node is p (n - 1).
-      seed: int >= 0.
+    The expected degree of every node is p (n - 1). Jung, Section 7.1.
     """
     check.positive_int(num_nodes=num_nodes)
     check.in_range(0, 1, p=p)
-    return _graph(*_random_pairs(num_nodes, p, _rng(seed, 101)), num_nodes)
+    return _graph(_random_pairs(num_nodes, p, _rng(seed, 101)), num_nodes)
 
 
 def stochastic_block(
@@ -100,11 +96,9 @@ def stochastic_block(
     i, j = _random_pairs(len(label), p_out, rng)
     apart = label[i] != label[j]
     pairs = [np.stack([i[apart], j[apart]])]
-    first = np.cumsum(sizes) - np.asarray(sizes)
-    for start, size in zip(first, sizes, strict=True):
+    for start, size in zip(np.cumsum(sizes) - np.asarray(sizes), sizes, strict=True):
         pairs.append(np.stack(_random_pairs(size, p_in, rng)) + start)
-    i, j = np.concatenate(pairs, 1)
-    return _graph(i, j, len(label))
+    return _graph(np.concatenate(pairs, 1), len(label))
 
 
 def block_labels(sizes: Sequence[int]) -> np.ndarray:
@@ -117,12 +111,9 @@ def block_labels(sizes: Sequence[int]) -> np.ndarray:
 
 
 def k_random_neighbours(num_nodes: int, k: int, seed: int = 0) -> Graph:
-    """Every node joined to k other nodes drawn uniformly (Jung, Exercise 5.2).
+    """Every node joined to k in 1..n-1 others drawn uniformly (Jung, Exercise 5.2).
 
     Nodes that others draw have more than k neighbours.
-
-    Raises:
-      ValueError: k is not in 1..n-1.
     """
     return from_choices(_subsets(num_nodes, k, "k", _rng(seed, 103)))
 
@@ -130,12 +121,8 @@ def k_random_neighbours(num_nodes: int, k: int, seed: int = 0) -> Graph:
 def random_connected(num_nodes: int, mean_degree: float, seed: int = 0) -> Graph:
     """A random tree and random further edges, up to a mean degree; always connected.
 
-    The tree joins every node, in random order, to one of those before it.
-
-    Args:
-      num_nodes: n >= 2.
-      mean_degree: 2 E / n to the nearest edge, from 2 - 2 / n, a tree, to n - 1.
-      seed: int >= 0.
+    The tree joins every node, in random order, to one of those before it. The mean
+    degree, 2 E / n to the nearest edge, is from 2 - 2 / n, a tree, to n - 1.
     """
     check.positive_int(num_nodes=num_nodes)
     check.in_range(2 - 2 / num_nodes, num_nodes - 1, mean_degree=mean_degree)
@@ -148,23 +135,18 @@ def random_connected(num_nodes: int, mean_degree: float, seed: int = 0) -> Graph
     free = np.argwhere(np.triu(~(taken | taken.T), 1))
     more = round(mean_degree * num_nodes / 2) - (num_nodes - 1)
     chosen = free[rng.choice(len(free), more, replace=False)]
-    i, j = np.concatenate([np.argwhere(taken), chosen]).T
-    return _graph(i, j, num_nodes)
+    return _graph(np.concatenate([np.argwhere(taken), chosen]).T, num_nodes)
 
 
 def knn(distance: ArrayLike, k: int) -> Graph:
     """Every node joined to the k nodes nearest to it, or that it is near to.
 
-    Jung, Section 7.3. That a choice on either side makes an edge is ours.
+    Jung, Section 7.3. That a choice on either side makes an edge is ours. Of nodes at
+    the same distance the first counts as nearer.
 
     Args:
-      distance: ``[n, n]``, symmetric and >= 0; the diagonal is not looked at. Of nodes
-        at the same distance the first counts as nearer.
+      distance: ``[n, n]``, see `check_distance`; the diagonal is not looked at.
       k: in 1..n-1.
-
-    Raises:
-      ValueError: a distance that is negative, not finite or not symmetric, or k out of
-        range.
     """
     distance = check_distance(distance)
     return from_choices(_nearest(distance, np.arange(len(distance)), k))
@@ -173,17 +155,9 @@ def knn(distance: ArrayLike, k: int) -> Graph:
 def knn_points(points: ArrayLike, k: int, metric: str = "euclidean") -> Graph:
     """`knn` of points, in blocks: time n^2, memory linear in n.
 
+    Points are ``[n, d]``, finite; for the metric ``geodesic``, along a great circle, as
+    in `geodesic_distance`. The other metric is ``euclidean``.
     Jung, Section 3.3: nearest-neighbour graphs of weather stations.
-
-    Args:
-      points: ``[n, d]``; for ``geodesic`` latitudes and longitudes in degrees,
-        ``[n, 2]``.
-      k: in 1..n-1.
-      metric: ``euclidean`` or ``geodesic``, along a great circle.
-
-    Raises:
-      ValueError: a point that is not finite, a latitude beyond 90 degrees, another
-        shape, or k out of range.
     """
     check.one_of(("euclidean", "geodesic"), metric=metric)
     points = np.asarray(points, np.float64)
@@ -204,18 +178,13 @@ def knn_points(points: ArrayLike, k: int, metric: str = "euclidean") -> Graph:
 def geodesic_distance(a: ArrayLike, b: ArrayLike) -> np.ndarray:
     """Great-circle distances in km between n and m places, ``[n, m]``.
 
-    Args:
-      a: ``[n, 2]``, latitudes and longitudes in degrees.
-      b: ``[m, 2]``.
-
-    Raises:
-      ValueError: another shape, or latitudes that are not in [-90, 90].
+    `a` ``[n, 2]`` and `b` ``[m, 2]`` are latitudes, in [-90, 90], and longitudes in
+    degrees; anything else is a ValueError.
     """
     places = []
     for name, x in (("a", a), ("b", b)):
         x = np.asarray(x, np.float64)
-        if x.ndim != 2 or x.shape[1] != 2:
-            raise ValueError(f"{name} must have shape (n, 2), got {x.shape}.")
+        check_shapes("(n, 2)", **{name: x})
         if not (np.abs(x[:, 0]) <= 90).all():
             raise ValueError(f"latitudes of {name} must be in [-90, 90].")
         places.append(np.radians(x))
@@ -246,9 +215,8 @@ def ranked_choices(
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise ValueError(f"values must be finite, of shape (n,), got {values.shape}.")
-    candidates = np.sort(
-        _subsets(len(values), num_candidates, "num_candidates", _rng(seed, 104)), 1
-    )
+    chosen = _subsets(len(values), num_candidates, "num_candidates", _rng(seed, 104))
+    candidates = np.sort(chosen, 1)
     check.positive_int(k=k)
     check.in_range(1, num_candidates, k=k)
     gap = np.abs(values[candidates] - values[:, None])
@@ -257,25 +225,19 @@ def ranked_choices(
 
 
 def from_choices(choices: ArrayLike) -> Graph:
-    """Joins every node to those that it chose.
+    """Joins every node to those that it chose, ``[n, k]`` ints in 0..n-1.
 
-    Args:
-      choices: ``[n, k]`` ints in 0..n-1; a pair that chose each other is joined once.
+    A pair that chose each other is joined once.
 
     Raises:
       ValueError: a node chose itself or one that does not exist, or another shape.
       TypeError: choices that are not ints.
     """
     choices = np.asarray(choices)
-    if choices.ndim != 2:
-        raise ValueError(f"choices must have shape (n, k), got {choices.shape}.")
+    check_shapes("(n, k)", choices=choices)
     n, k = choices.shape
-    node = np.repeat(np.arange(n), k)
-    pairs = np.stack(
-        [np.minimum(node, choices.ravel()), np.maximum(node, choices.ravel())]
-    )
-    i, j = np.unique(pairs, axis=1)
-    return _graph(i, j, n)
+    pairs = np.stack([np.repeat(np.arange(n), k), choices.ravel()])
+    return _graph(np.unique(np.sort(pairs, 0), axis=1), n)
 
 
 def from_scipy(matrix: Any) -> Graph:
@@ -332,10 +294,8 @@ def to_networkx(graph: Graph) -> Any:
             "to_networkx needs networkx: pip install 'fedjax_core[networkx]'"
         ) from error
     network = networkx.empty_graph(graph.num_nodes)
-    head, tail, weight = (
-        np.asarray(x).tolist() for x in (graph.head, graph.tail, graph.weight)
-    )
-    network.add_weighted_edges_from(zip(head, tail, weight, strict=True))
+    arrays = (np.asarray(x).tolist() for x in (graph.head, graph.tail, graph.weight))
+    network.add_weighted_edges_from(zip(*arrays, strict=True))
     return network
 
 
@@ -383,31 +343,31 @@ def mixing(
 ) -> np.ndarray:
     """Weights W of averages with neighbours, ``[N, N]``, rows summing to 1.
 
+    Those of `graph` do not matter. If it falls apart, there is a warning, as its parts
+    never agree. The result is of JAX's own float type, float32 unless x64 is enabled.
+
     Args:
-      graph: who is joined to whom; its weights do not matter. If it falls apart, there
-        is a warning, as its parts never agree.
+      graph: who is joined to whom.
       rule: "metropolis", see `metropolis`, which keeps the mean of all models;
         "neighbours", the mean of a node and its neighbours, which does so only where
         all have equally many.
-
-    Returns:
-      Of JAX's own float type, float32 unless x64 is enabled.
     """
     check.one_of(("metropolis", "neighbours"), rule=rule)
     if components(graph).max(initial=0) > 0:
         warnings.warn("graph is not connected: its parts never agree.", stacklevel=2)
-    with jax.ensure_compile_time_eval():  # the graph is known within a jit, too
-        weighted = metropolis(graph) if rule == "metropolis" else graph
-        weights = np.array(weighted.dense(), np.float64)
-    if rule == "neighbours":
-        joined = weights > 0
-        weights = joined / (1 + joined.sum(1, keepdims=True))
+    joined, dtype = adjacency(graph).toarray() > 0, jnp.result_type(float)
+    most = count = joined.sum(1)[:, None]
+    if rule == "metropolis":
+        most = np.maximum(count, count.T)
+    weights = joined / (1 + most)
+    if rule == "metropolis":  # those of its graph, digit by digit
+        weights = weights.astype(dtype).astype(graph.weight.dtype).astype(float)
     np.fill_diagonal(weights, 1 - weights.sum(1))
-    return weights.astype(jnp.result_type(float))
+    return weights.astype(dtype)
 
 
-def _graph(i: np.ndarray, j: np.ndarray, num_nodes: int) -> Graph:
-    return Graph.from_edges(np.stack([i, j], 1), num_nodes=num_nodes)
+def _graph(pairs: Any, num_nodes: int) -> Graph:
+    return Graph.from_edges(np.stack(pairs, 1), num_nodes=num_nodes)
 
 
 def _rng(seed: int, use: int) -> np.random.Generator:

@@ -128,14 +128,10 @@ def noisy_messages(
 ) -> Callable[[PyTree, Round, Key | None], PyTree]:
     r"""An `emit` for networks: every node shares :math:`w_i + \sigma n_t`.
 
-    Fresh noise of mean 0 and standard deviation `sigma` for every entry and round,
-    from the round's key; the node keeps its own w_i exact. See `operators.Operator`.
-    What it costs in privacy adds up over rounds. The same on the way to a server is
-    `privacy.noisy`. Jung, (190).
-
-    Args:
-      sigma: >= 0; may be traced.
-      law: of the noise, "normal" or "laplace".
+    Fresh noise of mean 0 and standard deviation `sigma` >= 0, which may be traced, for
+    every entry and round, from the round's key; the node keeps its own w_i exact. See
+    `operators.Operator`. What it costs in privacy adds up over rounds. The same on the
+    way to a server is `privacy.noisy`. Jung, (190).
     """
     check.non_negative(sigma=sigma)
     check.one_of(("normal", "laplace"), law=law)
@@ -179,9 +175,7 @@ def _add_up(x: jax.Array, graph: Graph) -> jax.Array:
 def check_suspects(graph: Graph, b: Any) -> None:
     """Refuses a network where some node has too few neighbours for b suspected ones.
 
-    Args:
-      graph: its edges of weight 0 do not count.
-      b: an int, or ``[n]`` ints.
+    b is an int, or ``[n]`` ints; edges of weight 0 do not count.
 
     Raises:
       ValueError: b < 0 or 2b >= K at a node with K neighbours (which a node without

@@ -1,7 +1,8 @@
 r"""Steps of gradient methods, to be run by `iterate`.
 
 Each function makes a ``step(w, t, key) -> w`` over pytrees. On a network the leaves are
-``[n, ...]`` and the learning rate may differ by node.
+``[n, ...]`` and the learning rate may differ by node. Numbers out of the ranges given
+raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Chapter 4.
@@ -50,8 +51,7 @@ def gradient_step(
 
     Raises:
       ValueError: a rate that is not > 0 and finite. What a schedule gives is not
-        checked, nor whether the rate is small enough: that is for
-        `contraction.check_rate`.
+        checked, nor whether the rate is small enough: `contraction.check_rate` does.
       TypeError: in a step, parameters that are ints.
     """
     check_positive_rate(eta)
@@ -74,19 +74,14 @@ def proximal_step(prox: Callable[[PyTree, Any], PyTree], eta: Rate) -> Step:
       w \leftarrow \arg\min_v f(v) + \tfrac{1}{2\eta} \lVert v - w \rVert^2
       = \mathrm{prox}_{f, 1/\eta}(w)
 
-    Args:
-      prox: ``(v, rho) -> w`` with the penalty rho/2, as of `oracles.Losses`.
-      eta: the rate, as for `gradient_step`.
-
-    Raises:
-      ValueError: a rate that is not > 0 and finite.
+    `prox` is ``(v, rho) -> w`` with the penalty rho/2, as of `oracles.Losses`, and eta
+    as for `gradient_step`.
     """
     check_positive_rate(eta)
 
     def step(w, t, key):
         del key
-        rate = rate_at(eta, t)
-        return prox(w, 1 / jnp.asarray(rate))
+        return prox(w, 1 / jnp.asarray(rate_at(eta, t)))
 
     return step
 
@@ -132,9 +127,7 @@ def backtracking_step(
     Raises:
       ValueError: a constant out of range.
     """
-    for name, constant in (("c1", c1), ("shrink", shrink)):
-        if not 0 < constant < 1:
-            raise ValueError(f"{name} must be in (0, 1), got {constant}.")
+    check.open_interval(0, 1, c1=c1, shrink=shrink)
     check.positive_int(max_tries=max_tries)
 
     def step(state, t, key):
@@ -168,12 +161,8 @@ def surrogate_error(grad: Gradient, other: Gradient, eta: Rate) -> Error:
     r"""The perturbation with which descent on f is descent on g.
 
     :math:`e_t = \eta (\nabla f - \nabla g)`: what is known of quadratic f then says
-    something about any smooth g.
-
-    Args:
-      grad: gradient of f, the surrogate.
-      other: gradient of g.
-      eta: the rate of both.
+    something about any smooth g. `grad` is the gradient of f, the surrogate, `other`
+    that of g, eta the rate of both.
     """
     check_positive_rate(eta)
 
@@ -222,12 +211,8 @@ def generalised_step(
     for name, rows in (("data", X), ("test", test)):
         if not len(rows):
             raise ValueError(f"{name} must have at least one row.")
-    weight = jnp.concatenate(
-        [
-            jnp.full(len(X), 1 / len(X), X.dtype),
-            jnp.full(len(test), 1 / (2 * eta * len(test)), X.dtype),
-        ]
-    )
+    shares = (len(X), 1 / len(X)), (len(test), 1 / (2 * eta * len(test)))
+    weight = jnp.concatenate([jnp.full(*share, X.dtype) for share in shares])
     both = jnp.concatenate([X, test])
 
     def step(h, t, key):

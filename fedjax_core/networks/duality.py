@@ -35,9 +35,8 @@ Conjugate = Callable[[jax.Array], jax.Array]
 def quadratic_conjugate(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Conjugate:
     """Conjugates of w'Q_i w + q_i'w + c_i: (z - q_i)' Q_i^-1 (z - q_i) / 4 - c_i.
 
-    Raises:
-      ValueError: a Q_i that isn't positive definite; its conjugate is infinite almost
-        everywhere and certifies nothing.
+    Raises ValueError for a Q_i that isn't positive definite; its conjugate is infinite
+    almost everywhere and certifies nothing.
     """
     check_quadratic(Q, definite=True)
     Q, q = as_float(Q), as_float(q)

@@ -15,7 +15,9 @@ References:
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import jax
@@ -26,7 +28,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows, by_row
+from fedjax_core.arrays import along_rows, by_row, is_known
 from fedjax_core.types import PyTree
 
 # How many neighbours one row of a table holds. Sums over neighbours gather slot by slot
@@ -63,8 +65,8 @@ class _Table:
 class Graph:
     """An undirected graph, every edge once; make one with `from_edges`.
 
-    Edges of weight 0 are allowed and change nothing, see `neighbour_sum` for rows that
-    are not finite. Weights may be traced and mapped, to sweep over them; the edges
+    Edges of weight 0 change nothing but for rows that are not finite, see
+    `neighbour_sum`. Weights may be traced and mapped, to sweep over them; the edges
     themselves may not.
 
     Attributes:
@@ -124,10 +126,8 @@ class Graph:
         pairs = np.asarray(edges)
         if pairs.size == 0:
             pairs = np.zeros((0, 2), np.int64)
-        if pairs.dtype.kind not in "iu":
-            raise TypeError(f"edges must be ints, got dtype {pairs.dtype}.")
-        if pairs.ndim != 2 or pairs.shape[1] != 2:
-            raise ValueError(f"edges must have shape (E, 2), got {pairs.shape}.")
+        check_ints(edges=pairs)
+        check_shapes("(E, 2)", edges=pairs)
         if num_nodes is None:
             num_nodes = int(pairs.max()) + 1 if len(pairs) else 1
         check.positive_int(num_nodes=num_nodes)
@@ -143,33 +143,22 @@ class Graph:
             )
         weight = np.broadcast_to(weight, len(pairs))
         pairs = pairs.astype(np.int64)
-        _refuse_first(
-            ((pairs < 0) | (pairs >= num_nodes)).any(1),
-            lambda e: (
-                f"edges must join nodes in 0..{num_nodes - 1}, got "
-                f"{tuple(pairs[e].tolist())} as edge {e}."
-            ),
-        )
-        _refuse_first(
-            pairs[:, 0] == pairs[:, 1],
-            lambda e: (
-                f"edges must join two nodes, got a self-loop of node "
-                f"{pairs[e, 0]} as edge {e}."
-            ),
-        )
+
+        def refuse(wrong, rule):
+            if wrong.any():
+                e = int(wrong.argmax())
+                edge = rule.format(tuple(pairs[e].tolist()))
+                raise ValueError(f"edges must {edge} as edge {e}.")
+
+        nodes = f"join nodes in 0..{num_nodes - 1}"
+        refuse(((pairs < 0) | (pairs >= num_nodes)).any(1), nodes + ", got {}")
+        loop = pairs[:, 0] == pairs[:, 1]
+        refuse(loop, "join two nodes, got a self-loop of node {0[0]}")
         weight = _cast_weight(weight, dtype)
         head, tail = pairs.min(1), pairs.max(1)
-        name = head * num_nodes + tail
-        order = np.argsort(name, kind="stable")
-        again = np.zeros(len(pairs), bool)
-        again[order[1:]] = name[order[1:]] == name[order[:-1]]
-        _refuse_first(
-            again,
-            lambda e: (
-                f"edges must name every undirected edge once, got "
-                f"{tuple(pairs[e].tolist())} again as edge {e}."
-            ),
-        )
+        again = np.ones(len(pairs), bool)
+        again[np.unique(head * num_nodes + tail, return_index=True)[1]] = False
+        refuse(again, "name every undirected edge once, got {} again")
 
         source, target = np.r_[tail, head], np.r_[head, tail]
         edge = np.tile(np.arange(len(pairs)), 2)
@@ -180,12 +169,13 @@ class Graph:
         tables, row, more = _tables(source, start)
 
         def ints(x):
-            return jnp.asarray(x, jnp.int32)
+            # Cast on the host: jax would compile a program for each shape.
+            return jnp.asarray(np.asarray(x, np.int32), jnp.int32)
 
         return cls(
             ints(head),
             ints(tail),
-            jnp.asarray(weight),
+            jnp.asarray(weight, dtype),
             ints(source),
             ints(target),
             ints(edge),
@@ -224,12 +214,11 @@ class Graph:
             ("be finite", ~np.isfinite(matrix.data)),
             ("have a zero diagonal", i == j),
         ):
-            _refuse_first(
-                wrong,
-                lambda e, rule=rule: (
+            if wrong.any():
+                e = int(wrong.argmax())
+                raise ValueError(
                     f"{name} must {rule}, got {matrix.data[e]} from {i[e]} to {j[e]}."
-                ),
-            )
+                )
         skew = (matrix != matrix.T).nonzero()
         if len(skew[0]):
             at, back = (skew[0][0], skew[1][0]), (skew[1][0], skew[0][0])
@@ -246,6 +235,7 @@ class Graph:
         """E, edges of weight 0 included."""
         return self.head.shape[0]
 
+    @jax.jit
     def dense(self) -> jax.Array:
         """The weights as a symmetric matrix ``[n, n]``."""
         a = jnp.zeros((self.num_nodes, self.num_nodes), self.weight.dtype)
@@ -337,18 +327,7 @@ def neighbour_sum(graph: Graph, W: PyTree) -> PyTree:
       ValueError: a leaf that has not one row per node.
       TypeError: a leaf of ints, which the weights would be rounded to.
     """
-    check_rows(graph, W)
-    weights = _slot_weights(graph)
-
-    def add_up(w):
-        _require_inexact(w)
-
-        def slot(table, k, weight):
-            return along_rows(weight[k], w).astype(w.dtype) * _take(w, table.source[k])
-
-        return _sum_slots(graph, slot, weights)
-
-    return jax.tree.map(add_up, W)
+    return _weighted_sum(graph, W, lambda w, table, k: _take(w, table.source[k]))
 
 
 @jax.jit
@@ -362,19 +341,11 @@ def laplacian(graph: Graph, W: PyTree) -> PyTree:
       ValueError: a leaf that has not one row per node.
       TypeError: a leaf of ints, which the weights would be rounded to.
     """
-    check_rows(graph, W)
-    weights = _slot_weights(graph)
 
-    def add_up(w):
-        _require_inexact(w)
+    def difference(w, table, k):
+        return _take(w, table.node) - _take(w, table.source[k])
 
-        def slot(table, k, weight):
-            difference = _take(w, table.node) - _take(w, table.source[k])
-            return along_rows(weight[k], w).astype(w.dtype) * difference
-
-        return _sum_slots(graph, slot, weights)
-
-    return jax.tree.map(add_up, W)
+    return _weighted_sum(graph, W, difference)
 
 
 def message_sum(graph: Graph, messages: PyTree) -> PyTree:
@@ -427,9 +398,8 @@ def over_features(
       axis: the mesh's axis that both nodes and features are split over.
 
     Returns:
-      The operation for use under jit, on leaves ``[n, d, ...]`` (results
-      ``[n or E, d, ...]``) whose first two sizes are multiples of the number of
-      devices. The graph is copied to all of them.
+      The operation for use under jit, on leaves ``[n, d, ...]`` whose first two sizes
+      are multiples of the number of devices. The graph is copied to all of them.
     """
     if mesh is None:
         return operation
@@ -445,16 +415,12 @@ def over_features(
     return run
 
 
+@jax.jit
 def messages(graph: Graph, W: PyTree) -> tuple[PyTree, jax.Array]:
-    """What every node receives, neighbour by neighbour.
+    """What every node receives from W ``[n, ...]``, neighbour by neighbour.
 
-    Args:
-      graph: K is the most edges that one of its nodes has.
-      W: what every node sends, leaves ``[n, ...]``.
-
-    Returns:
-      Leaves ``[n, K, ...]`` and weights A_ij ``[n, K]``, 0 for an empty slot, which
-      repeats what the node itself sends.
+    Leaves ``[n, K, ...]`` for K the most edges that a node has, and weights A_ij
+    ``[n, K]``, 0 for an empty slot, which repeats what the node itself sends.
 
     Raises:
       ValueError: a hub would blow the table up: n K is above a million and above four
@@ -487,6 +453,49 @@ def check_rows(graph: Graph, W: PyTree, name: str = "W") -> None:
                 f"{name} must have one row per node, {graph.num_nodes}, got shape "
                 f"{np.shape(leaf)}."
             )
+
+
+def check_shapes(shapes: str, **arrays: Any) -> None:
+    """Raises ValueError unless arrays have shapes such as "(n, d) and (n,)".
+
+    The same letter stands for the same size.
+    """
+    forms = [re.findall(r"[^, ]+", form) for form in re.findall(r"\((.*?)\)", shapes)]
+    got, sizes = [np.shape(x) for x in arrays.values()], {}
+    if [*map(len, forms)] == [*map(len, got)] and all(
+        sizes.setdefault(name, int(name) if name.isdigit() else size) == size
+        for name, size in zip(chain(*forms), chain(*got), strict=True)
+    ):
+        return
+
+    def listed(x):
+        return ", ".join(x[:-1]) + " and " * (len(x) > 1) + x[-1]
+
+    raise ValueError(
+        f"{listed([*arrays])} must have shape{'s' * (len(got) > 1)} {shapes}, got "
+        f"{listed([*map(str, got)])}."
+    )
+
+
+def check_ints(**arrays: np.ndarray) -> None:
+    """Raises TypeError unless arrays are of ints."""
+    for name, x in arrays.items():
+        if x.dtype.kind not in "iu":
+            raise TypeError(f"{name} must be ints, got dtype {x.dtype}.")
+
+
+def check_labels(of: str, count: int, **labels: ArrayLike) -> None:
+    """Raises ValueError for a known label that is not in 0..count - 1, and says whose.
+
+    Those drawn inside a program are not known.
+    """
+    for name, values in labels.items():
+        if is_known(values):
+            entries = np.asarray(values)
+            for k in np.flatnonzero((entries < 0) | (entries >= count)):
+                raise ValueError(
+                    f"{name} must be in 0..{count - 1}, got {entries[k]} for {of} {k}."
+                )
 
 
 def unless_cut(weight: jax.Array, x: jax.Array) -> jax.Array:
@@ -558,17 +567,29 @@ def _by_node(graph: Graph, sums: list[jax.Array]) -> jax.Array:
     return total
 
 
+def _weighted_sum(graph: Graph, W: PyTree, term: Callable[..., jax.Array]) -> PyTree:
+    """Sums over neighbours of A_ij times ``term(w, table, k)``, leaf by leaf."""
+    check_rows(graph, W)
+    weights = _slot_weights(graph)
+
+    def add_up(w):
+        if not jnp.issubdtype(w.dtype, jnp.inexact):
+            raise TypeError(f"W must be floats, got dtype {w.dtype}.")
+
+        def slot(table, k, weight):
+            return along_rows(weight[k], w).astype(w.dtype) * term(w, table, k)
+
+        return _sum_slots(graph, slot, weights)
+
+    return jax.tree.map(add_up, W)
+
+
 def _zero_last(x: jax.Array) -> jax.Array:
     return jnp.append(x, jnp.zeros(1, x.dtype))
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
     return x.at[index].get(mode="promise_in_bounds")
-
-
-def _require_inexact(w: jax.Array) -> None:
-    if not jnp.issubdtype(w.dtype, jnp.inexact):
-        raise TypeError(f"W must be floats, got dtype {w.dtype}.")
 
 
 def _require_real(name: str, dtype: Any) -> None:
@@ -582,16 +603,10 @@ def _cast_weight(given: np.ndarray, dtype: Any) -> np.ndarray:
         weight = given.astype(dtype)
     check.each_non_negative("edge", weight=weight)
     tiny = jnp.finfo(dtype).tiny  # compiled code takes what is smaller for 0
-    _refuse_first(
-        (given > 0) & (weight < tiny),
-        lambda e: (
-            f"weight must be 0 or at least {tiny} in {np.dtype(dtype)}, got {given[e]} "
-            f"for edge {e}."
-        ),
-    )
+    small = np.flatnonzero((given > 0) & (weight < tiny))
+    if small.size:
+        raise ValueError(
+            f"weight must be 0 or at least {tiny} in {np.dtype(dtype)}, got "
+            f"{given[small[0]]} for edge {small[0]}."
+        )
     return weight
-
-
-def _refuse_first(wrong: Any, message: Callable[[int], str]) -> None:
-    if wrong.any():
-        raise ValueError(message(int(np.flatnonzero(wrong)[0])))

@@ -3,7 +3,8 @@ r"""Networks from data: how unlike local data sets are, and whom to join.
 A dissimilarity :math:`d^{(i,j)} \ge 0` of every pair comes from vectors that represent
 the nodes. The networks that it gives, with weights in [0, 1] and small
 :math:`\sum_{\{i,j\}} A_{ij} d^{(i,j)}`, differ in what they ask for: k neighbours
-(`builders.knn`), one weighted degree for all, or a number of edges.
+(`builders.knn`), one weighted degree for all, or a number of edges. Arguments out of
+the ranges given raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 7.2 and 7.3.
@@ -21,7 +22,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from fedjax_core import check
-from fedjax_core.arrays import as_mask, is_known
+from fedjax_core.arrays import as_mask, is_known, repeat_rows
 from fedjax_core.networks.builders import check_distance
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.oracles import Losses
@@ -34,9 +35,6 @@ def representation_distance(Z: PyTree) -> jax.Array:
     The vectors may be estimates of parameters (for nodes with one number each, the
     number), `label_shares`, `gradient_representation` or `mean_code`.
     Jung, Section 7.2.
-
-    Args:
-      Z: leaves ``[n, ...]``.
     """
     leaves = [z.reshape(z.shape[0], -1) for z in map(jnp.asarray, jax.tree.leaves(Z))]
     rows = jnp.concatenate(leaves, 1)
@@ -46,12 +44,9 @@ def representation_distance(Z: PyTree) -> jax.Array:
 def label_counts(
     labels: ArrayLike, num_classes: int, mask: ArrayLike | None = None
 ) -> jax.Array:
-    """How often every label occurs at every node, ``[n, C]`` int32.
+    """How often every label, ``[n, m]`` ints in 0..C-1, occurs; ``[n, C]`` int32.
 
-    Args:
-      labels: ``[n, m]`` ints in 0..C-1.
-      num_classes: C.
-      mask: bool ``[n, m]``, the labels that exist; by default all.
+    `mask` ``[n, m]`` bool says which exist; by default all.
 
     Raises:
       ValueError: a known label that exists and is not in 0..C-1.
@@ -86,12 +81,9 @@ def label_shares(counts: ArrayLike) -> jax.Array:
 def label_overlap(counts: ArrayLike) -> jax.Array:
     """The share of two nodes' data whose label both know, a similarity, ``[n, n]``.
 
-    Of all data points of both nodes, those whose label occurs at either; 0 where
-    neither has data. ``1 - label_overlap(counts)`` is a dissimilarity.
-    Jung, Section 7.2, second example.
-
-    Args:
-      counts: ``[n, C]`` of `label_counts`; what occurs is a node's label space.
+    Of all data points of both nodes, those whose label occurs at either, by `counts`
+    ``[n, C]`` of `label_counts`; 0 where neither has data.
+    ``1 - label_overlap(counts)`` is a dissimilarity. Jung, Section 7.2, second example.
     """
     counts = jnp.asarray(counts).astype(float)
     common = counts @ (counts > 0).astype(counts.dtype).T
@@ -102,17 +94,9 @@ def label_overlap(counts: ArrayLike) -> jax.Array:
 def gradient_representation(losses: Losses, v: PyTree, num_nodes: int) -> PyTree:
     """The gradients of all local losses at the same parameters, leaves ``[n, ...]``.
 
-    For average squared errors 2 Q_i v + q_i. Jung, (157).
-
-    Args:
-      losses: of n nodes.
-      v: parameters of one model, leaves ``[...]``.
-      num_nodes: n.
+    For average squared errors 2 Q_i v + q_i; v has leaves ``[...]``. Jung, (157).
     """
-    at_v = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (num_nodes, *jnp.shape(x))),
-        jax.tree.map(jnp.asarray, v),
-    )
+    at_v = repeat_rows(v, num_nodes)
     return losses.grad(at_v)
 
 
@@ -123,11 +107,9 @@ def mean_code(
 
     Jung, Section 7.2, "Feature learning".
 
-    Args:
-      encode: ``[m, ...] -> [m, k]``, the encoder of an autoencoder, such as
-        `linear_encoder`.
-      X: leaves ``[n, m, ...]``.
-      mask: bool ``[n, m]``, the data points that exist. A node without any has code 0.
+    That is the encoder, ``[m, ...] -> [m, k]`` of an autoencoder, such as
+    `linear_encoder`, on X ``[n, m, ...]`` where `mask` ``[n, m]`` bool says that there
+    is a data point. A node without any has code 0.
     """
     codes = jax.vmap(encode)(X)
     exists = as_mask("mask", mask, codes.shape[:2])
@@ -140,15 +122,8 @@ def linear_encoder(
 ) -> Callable[[jax.Array], jax.Array]:
     """The encoder of the linear autoencoder of least squared error on all data.
 
-    The projection of centred features on their first principal components.
-
-    Args:
-      X: ``[n, m, d]``.
-      size: k in 1..d, of the code.
-      mask: bool ``[n, m]``, the data points that exist.
-
-    Raises:
-      ValueError: size is not in 1..d.
+    The projection of the centred features ``[n, m, d]`` on their first `size` principal
+    components, in 1..d. `mask` ``[n, m]`` bool says which data points exist.
     """
     X = np.asarray(X)
     check.positive_int(size=size)
@@ -186,13 +161,7 @@ def degree_constrained(distance: ArrayLike, degree: float) -> LearnedWeights:
     (Jung, (158) to (160), projects gradient steps instead). It may have fractional
     weights: two far triangles at degree 1 get 1/2 on all their edges.
 
-    Args:
-      distance: ``[n, n]``, symmetric and >= 0; the diagonal is not looked at.
-      degree: in [0, n - 1].
-
-    Raises:
-      ValueError: a distance that is negative, not finite or not symmetric, or a degree
-        out of range.
+    For `distance` see `builders.check_distance`; `degree` is in [0, n - 1].
     """
     d = check_distance(distance)
     n = len(d)
@@ -231,14 +200,9 @@ def edge_budget(distance: ArrayLike, num_edges: float) -> Graph:
     every edge twice, so its E_max is twice `num_edges`, and it calls an upper bound
     what is an equality.
 
-    Args:
-      distance: ``[n, n]``, symmetric and >= 0; the diagonal is not looked at. Of pairs
-        at the same distance the first counts as nearer.
-      num_edges: total weight in [0, n (n - 1) / 2]; a fraction goes to the last edge.
-
-    Raises:
-      ValueError: a distance that is negative, not finite or not symmetric, or a
-        num_edges out of range.
+    For `distance` see `builders.check_distance`; of pairs at the same distance the
+    first counts as nearer. `num_edges` is the total weight, in [0, n (n - 1) / 2]; a
+    fraction goes to the last edge.
     """
     d = check_distance(distance)
     i, j = np.triu_indices(len(d), 1)

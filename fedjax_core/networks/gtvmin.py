@@ -8,7 +8,8 @@ With :math:`\phi = \|\cdot\|^2`, which everything here takes it to be unless it 
 otherwise, and quadratic losses, the objective is :math:`w^\top Q w + q^\top w + c` for
 the stacked parameters, with :math:`Q = \mathrm{blockdiag}(Q_i) + \alpha L_G \otimes I`,
 and its minimisers solve :math:`Q w = -q/2`. At alpha = 0 the nodes learn alone; for
-alpha to infinity every component of the network agrees on one model.
+alpha to infinity every component of the network agrees on one model. Arguments of
+other shapes and out of the ranges given raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 3.3.
@@ -26,7 +27,14 @@ from fedjax_core import check
 from fedjax_core.arrays import as_float, is_known
 from fedjax_core.linalg import least_norm_solve, pseudo_inverse
 from fedjax_core.networks.coupling import coupled_inverse
-from fedjax_core.networks.graph import Graph, check_rows, degree, edge_diff, laplacian
+from fedjax_core.networks.graph import (
+    Graph,
+    check_rows,
+    check_shapes,
+    degree,
+    edge_diff,
+    laplacian,
+)
 from fedjax_core.networks.oracles import Losses, check_quadratic, quadratic_shapes
 from fedjax_core.networks.spectrum import components, laplacian_matrix
 from fedjax_core.networks.variation import Penalty, gtv, squared
@@ -232,15 +240,8 @@ def is_unique(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> bool:
 
     For alpha > 0 it has if and only if, in each connected component, the Q_i add up to
     a positive definite matrix (Jung, Exercises 3.9 and 3.10). At alpha = 0 every node
-    is a component of its own.
-
-    Args:
-      graph: the network.
-      Q: ``[n, d, d]``, symmetric and positive semi-definite.
-      alpha: >= 0.
-
-    Raises:
-      ValueError: alpha < 0, or Q is not of that kind.
+    is a component of its own. Raises ValueError for alpha < 0, or a Q ``[n, d, d]``
+    that is not symmetric and semi-definite.
     """
     check.non_negative(alpha=alpha)
     check_quadratic(Q)
@@ -269,19 +270,11 @@ def consensus_limit(graph: Graph, Q: ArrayLike, q: ArrayLike) -> jax.Array:
 def locally_weighted(Q: ArrayLike, q: ArrayLike, weight: ArrayLike) -> jax.Array:
     """One model for weighted losses, argmin sum_i r_i f_i(w); ``[d]`` (Jung, (73)).
 
-    Weights 1 on a cluster and 0 elsewhere give the cluster's pooled model.
-
-    Args:
-      Q: ``[n, d, d]``.
-      q: ``[n, d]``.
-      weight: r, ``[n]``, >= 0.
-
-    Raises:
-      ValueError: another number of weights, or a negative one.
+    Weights 1 on a cluster and 0 elsewhere give the cluster's pooled model. Raises
+    ValueError unless Q is ``[n, d, d]``, q ``[n, d]`` and `weight` r >= 0, ``[n]``.
     """
     Q, q, weight = as_float(Q), as_float(q), as_float(weight)
-    if weight.shape != q.shape[:1]:
-        raise ValueError(f"weight must have shape {q.shape[:1]}, got {weight.shape}.")
+    check_shapes(f"({len(q)},)", weight=weight)
     check.each_non_negative("node", weight=weight)
     pooled_Q = jnp.einsum("n,nde->de", weight, Q)
     return least_norm_solve(pooled_Q, -jnp.einsum("n,nd->d", weight, q) / 2)
@@ -305,16 +298,8 @@ def default_rate(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
 def smoothness(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> jax.Array:
     """lam_max + 2 alpha d_max, an upper bound on the eigenvalues of GTVMin; ``[]``.
 
-    Jung, Prop. 5.1.
-
-    Args:
-      graph: the network; d_max is its largest weighted degree.
-      Q: ``[n, d, d]``, of the losses w'Q_i w + q_i'w; lam_max is the largest
-        eigenvalue.
-      alpha: >= 0.
-
-    Raises:
-      ValueError: alpha < 0 or NaN, or Q of other nodes or not semi-definite.
+    Jung, Prop. 5.1. d_max is the largest weighted degree of the network, lam_max the
+    largest eigenvalue of Q ``[n, d, d]``, of the losses w'Q_i w + q_i'w.
     """
     check.non_negative(alpha=alpha)
     Q = as_float(Q)

@@ -119,9 +119,9 @@ def iterate_until(
 
 
 def small_change(tol: float) -> Stop:
-    """Stops when no node moved by more than `tol` > 0: `block_max_norm` of the change.
+    """Stops when no node of W ``[n, ...]`` moved by more than `tol` > 0.
 
-    For states that are leaves ``[n, ...]``.
+    That is the `block_max_norm` of the change.
     """
     check.positive(tol=tol)
     return lambda old, new: block_max_norm(jax.tree.map(jnp.subtract, new, old)) <= tol
@@ -130,9 +130,7 @@ def small_change(tol: float) -> Stop:
 def small_decrease(objective: Callable[[Any], jax.Array], tol: float) -> Stop:
     r"""Stops when the objective hardly changed: :math:`|f(w^t) - f(w^{t+1})| \le tol`.
 
-    Args:
-      objective: ``(state) -> []``.
-      tol: > 0.
+    It is ``(state) -> []``, tol > 0.
     """
     check.positive(tol=tol)
     return lambda old, new: jnp.abs(objective(old) - objective(new)) <= tol

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_core.arrays import is_known
-from fedjax_core.networks.graph import Graph, neighbour_sum
+from fedjax_core.networks.graph import Graph, check_labels, neighbour_sum
 from fedjax_core.networks.oracles import node_rows
 from fedjax_core.types import Key, Metrics
 
@@ -60,20 +58,6 @@ def checked(num_clusters: int, nodes: Nodes) -> Nodes:
     )
 
 
-def check_labels(of: str, count: int, **labels: ArrayLike) -> None:
-    """Raises ValueError for a known label that is not in 0..count - 1, and says whose.
-
-    Those drawn inside a program are not known: `shares` has NaN for them.
-    """
-    for name, values in labels.items():
-        if is_known(values):
-            entries = np.asarray(values)
-            for k in np.flatnonzero((entries < 0) | (entries >= count)):
-                raise ValueError(
-                    f"{name} must be in 0..{count - 1}, got {entries[k]} for {of} {k}."
-                )
-
-
 def shares(strength: float, count: int, label: jax.Array) -> jax.Array:
     """A strength divided by how many have the same label: ``[n]``, of ``[n]`` labels.
 
@@ -86,11 +70,8 @@ def shares(strength: float, count: int, label: jax.Array) -> jax.Array:
 def inside(graph: Graph, cluster: ArrayLike) -> Graph:
     """The network without the edges between clusters, which get weight 0.
 
-    A cluster that falls apart by this is common: `spectrum.components` counts.
-
-    Args:
-      graph: the network.
-      cluster: ``[n]`` ints; may be traced.
+    A cluster, ``[n]`` ints that may be traced, often falls apart by this:
+    `spectrum.components` counts.
     """
     cluster = jnp.asarray(cluster)
     same = cluster[graph.head] == cluster[graph.tail]

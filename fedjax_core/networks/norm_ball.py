@@ -13,16 +13,8 @@ from fedjax_core.networks.variation import lp
 def project(U: ArrayLike, radius: ArrayLike, p: float) -> jax.Array:
     """For every row of U ``[E, ...]`` the nearest point with ||u_e||_p <= radius_e.
 
-    Exact for p = 1, 2 and infinity. For other p a search of a thousand operations per
-    entry; the result lies in the ball.
-
-    Args:
-      U: the points.
-      radius: ``[E]``, >= 0.
-      p: >= 1, `math.inf` included.
-
-    Raises:
-      ValueError: p < 1 or NaN.
+    Exact for p = 1, 2 and infinity. For other p >= 1 a search of a thousand operations
+    per entry; the result lies in the ball. Radii are ``[E]``, >= 0.
     """
     norm = lp(p)
     U = jnp.asarray(U)

@@ -76,12 +76,8 @@ class Operator(NamedTuple):
 def step(operator: Operator, channel: Channel | None = None) -> Callable[..., Any]:
     """The synchronous round ``(W, t, key) -> W``, for `iterate.iterate`.
 
-    Args:
-      operator: the method.
-      channel: what happens to messages on their way: poisoning, a relay.
-
-    Raises:
-      ValueError: a channel where there is no graph.
+    The channel is what happens to messages on their way: poisoning, a relay; where
+    there is no graph it raises ValueError.
     """
     graph = operator.graph
     if graph is None and channel is not None:
@@ -158,11 +154,7 @@ def relay(messages: PyTree, t: Round, key: Key | None) -> PyTree:
 
 
 def copies(graph: Graph, M: PyTree) -> PyTree:
-    """What travels along every directed edge, ``[n, ...]`` to ``[2E, ...]``.
-
-    Raises:
-      ValueError: a leaf that has not one row per node.
-    """
+    """What travels along every directed edge, ``[n, ...]`` to ``[2E, ...]``."""
     check_rows(graph, M)
     return jax.tree.map(lambda m: jnp.asarray(m)[graph.source], M)
 
@@ -172,14 +164,11 @@ def aggregate_by(
 ) -> Callable[[Graph, PyTree], PyTree]:
     """Makes an `Operator.aggregate` of a rule that replaces the weighted mean.
 
-    Args:
-      rule: ``(values [K, ...], weights [K]) -> [...]``; weight 0 marks an empty slot.
-
-    Returns:
-      A function that gives every node its degree times what the rule makes of its
-      messages, so that the weighted mean gives back the sum of A_ij m_j; zero for a
-      node without neighbours. It raises ValueError where `graph.messages`
-      does: on a graph with a large hub.
+    The rule is ``(values [K, ...], weights [K]) -> [...]``; weight 0 marks an empty
+    slot. Every node gets its degree times what the rule makes of its messages, so that
+    the weighted mean gives back the sum of A_ij m_j; zero for a node without
+    neighbours. Raises ValueError where `graph.messages` does: on a graph with a large
+    hub.
     """
 
     def aggregate(graph, messages):
@@ -204,8 +193,7 @@ def aggregate_by(
 def average(weight: ArrayLike | None = None) -> Callable[..., PyTree]:
     """An `Operator.project`: every row becomes the mean of the active rows.
 
-    Args:
-      weight: ``[n]``, >= 0 and not all zero, what every node counts; None is once each.
+    Nodes count their weight ``[n]``, >= 0 and not all zero, or once each.
     """
 
     def project(W, active):

@@ -35,6 +35,7 @@ from fedjax_core.arrays import (
     is_known,
 )
 from fedjax_core.linalg import pulled_inverse
+from fedjax_core.networks.graph import check_shapes
 from fedjax_core.types import PyTree
 
 # A full Newton step may overshoot far from the minimiser.
@@ -122,16 +123,13 @@ def node_rows(
         that is not allowed.
     """
     X, y = as_float(X), as_float(y)
-    if X.ndim != 3 or y.shape != X.shape[:2] or n not in ("n", len(X)):
-        raise ValueError(
-            f"X and y must have shapes ({n}, m, d) and ({n}, m), got {X.shape} and "
-            f"{y.shape}."
-        )
+    check_shapes(f"({n}, m, d) and ({n}, m)", X=X, y=y)
     known = is_known(X, y, mask)
     # Inside jit what is known would become traced, and not be looked at.
     with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
         rows = as_mask("mask", mask, y.shape)
-        X, y = jnp.where(rows[..., None], X, 0), jnp.where(rows, y, 0)
+        if mask is not None:
+            X, y = jnp.where(rows[..., None], X, 0), jnp.where(rows, y, 0)
         check_finite(X=X, y=y)
         if not allow_empty:
             check_no_empty(rows)
@@ -139,11 +137,7 @@ def node_rows(
 
 
 def as_signs(y: ArrayLike, rows: ArrayLike) -> jax.Array:
-    """Labels -1 and 1 of the rows ``[..., m]`` that exist; traced others become NaN.
-
-    Raises:
-      ValueError: a known label is another.
-    """
+    """Labels -1 and 1 of rows ``[..., m]``; others raise ValueError, traced are NaN."""
     if is_known(y, rows):
         wrong = np.asarray(y)[np.asarray(rows) & (np.abs(y) != 1)]
         if wrong.size:
@@ -154,8 +148,7 @@ def as_signs(y: ArrayLike, rows: ArrayLike) -> jax.Array:
 
 def check_no_empty(rows: jax.Array) -> None:
     """Raises ValueError where a known mask ``[n, m]`` leaves a node no row."""
-    count = rows.sum(1)
-    if is_known(count) and not count.all():
+    if is_known(rows) and not (count := np.asarray(rows).sum(1)).all():
         raise ValueError(
             f"mask must leave every node a row, got none for node {count.argmin()}."
         )
@@ -165,12 +158,8 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
     """Losses w' Q_i w + q_i' w + c_i on W ``[n, d]``.
 
     The gradient is 2 Q_i w + q_i and prox is (2 Q_i + rho_i I)^-1 (rho_i v_i - q_i)
-    (Jung, Exercise 3.15).
-
-    Args:
-      Q: ``[n, d, d]``, symmetric and positive semi-definite, see `check_quadratic`.
-      q: ``[n, d]``.
-      c: ``[n]`` or one number.
+    (Jung, Exercise 3.15). Q is ``[n, d, d]``, see `check_quadratic`, q ``[n, d]`` and c
+    ``[n]`` or one number.
 
     Raises:
       ValueError: other shapes, of W too, known matrices that are not symmetric, or,
@@ -184,8 +173,7 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
 
     def check(W: jax.Array) -> None:
         # One node's loss would broadcast to all.
-        if jnp.shape(W) != q.shape:
-            raise ValueError(f"W must have shape {q.shape}, got {jnp.shape(W)}.")
+        check_shapes(f"({len(q)}, {q.shape[1]})", W=W)
 
     def value(W: jax.Array) -> jax.Array:
         check(W)
@@ -196,7 +184,7 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
         return 2 * jnp.einsum("nde,ne->nd", Q, W) + q
 
     def prepare(rho: ArrayLike) -> Callable[[jax.Array], jax.Array]:
-        r = per_node("rho", rho, q.shape[0], q.dtype)
+        r = per_node("rho", rho, q)
         inverse = pulled_inverse(2 * Q, r)
 
         def prox(V: jax.Array) -> jax.Array:
@@ -209,15 +197,11 @@ def quadratic(Q: ArrayLike, q: ArrayLike, c: ArrayLike = 0.0) -> Losses:
 
 
 def squared_distance(a: ArrayLike) -> Losses:
-    """Losses ||w_i - a_i||^2 for W and a of one shape ``[n, ...]`` (Jung, (67)).
-
-    Raises:
-      ValueError: when prox is called, rho <= 0.
-    """
+    """Losses ||w_i - a_i||^2 for W and a of one shape ``[n, ...]`` (Jung, (67))."""
     a = as_float(a)
 
     def prox(V: jax.Array, rho: ArrayLike) -> jax.Array:
-        r = along_rows(per_node("rho", rho, a.shape[0], a.dtype), a)
+        r = along_rows(per_node("rho", rho, a), a)
         return (2 * a + r * V) / (2 + r)
 
     return Losses(lambda W: _square_norm(W - a), lambda W: 2 * (W - a), prox)
@@ -231,8 +215,7 @@ def zero() -> Losses:
         return jnp.zeros(leaf.shape[:1], leaf.dtype)
 
     def prox(V: PyTree, rho: ArrayLike) -> PyTree:
-        leaf = jax.tree.leaves(V)[0]
-        per_node("rho", rho, leaf.shape[0], leaf.dtype)
+        per_node("rho", rho, V)
         return V
 
     return Losses(value, lambda W: jax.tree.map(jnp.zeros_like, W), prox)
@@ -294,11 +277,8 @@ def smooth(
         return unravel(jax.lax.fori_loop(0, steps, step, start))
 
     def prox(V: PyTree, rho: ArrayLike) -> PyTree:
-        leaf = jax.tree.leaves(V)[0]
-        n, dtype = leaf.shape[0], leaf.dtype
-        rho = per_node("rho", rho, n, dtype)
         length = 1.0 if step_size is None else step_size
-        length = per_node("step_size", length, n, dtype)
+        length, rho = per_node("step_size", length, V), per_node("rho", rho, V)
         return jax.vmap(one_prox)(V, data, rho, length)
 
     return Losses(
@@ -313,8 +293,7 @@ def prox_residual(losses: Losses, V: PyTree, W: PyTree, rho: ArrayLike) -> jax.A
 
     The distance from w_i to the exact point is at most this number over rho_i.
     """
-    leaf = jax.tree.leaves(W)[0]
-    rho = per_node("rho", rho, leaf.shape[0], leaf.dtype)
+    rho = per_node("rho", rho, W)
     parts = jax.tree.map(
         lambda g, w, v: _square_norm(g + along_rows(rho, w) * (w - v)),
         losses.grad(W),
@@ -327,9 +306,8 @@ def prox_residual(losses: Losses, V: PyTree, W: PyTree, rho: ArrayLike) -> jax.A
 def check_quadratic(Q: ArrayLike, *, definite: bool = False) -> None:
     """Raises ValueError unless every Q_i is finite, symmetric and semi-definite.
 
-    Args:
-      Q: ``[n, d, d]``; not looked at if it is traced.
-      definite: ask for positive definite matrices, as the conjugates of the losses do.
+    Traced ones are not looked at. `definite` asks for positive definite matrices, as
+    the conjugates of the losses do.
     """
     Q = as_float(Q)
     if not is_known(Q):
@@ -370,12 +348,13 @@ def _check_symmetric(Q: jax.Array) -> np.ndarray:
     return slack
 
 
-def per_node(name: str, value: ArrayLike, n: int, dtype: Any) -> jax.Array:
-    """A positive number for every node, ``[n]``, from one number or ``[n]``.
+def per_node(name: str, value: ArrayLike, like: PyTree) -> jax.Array:
+    """A number > 0 for every row of `like` ``[n, ...]``, from one or ``[n]``.
 
-    Raises:
-      ValueError: another shape or, where known, a value that is not > 0 and finite.
+    A known one that is not, or another shape, raises ValueError.
     """
+    leaf = jax.tree.leaves(like)[0]
+    n = leaf.shape[0]
     if not isinstance(value, Tracer):
         known = np.asarray(value)
         if known.shape not in ((), (n,)):
@@ -385,7 +364,7 @@ def per_node(name: str, value: ArrayLike, n: int, dtype: Any) -> jax.Array:
         wrong = ~((known > 0) & np.isfinite(known))
         if wrong.any():
             raise ValueError(f"{name} must be > 0 and finite, got {known[wrong][0]}.")
-    return jnp.broadcast_to(jnp.asarray(value, dtype), (n,))
+    return jnp.broadcast_to(jnp.asarray(value, leaf.dtype), (n,))
 
 
 def quadratic_shapes(
@@ -393,11 +372,7 @@ def quadratic_shapes(
 ) -> tuple[jax.Array, jax.Array]:
     """Q ``[n, d, d]`` and q ``[n, d]`` as floats; ValueError for other shapes."""
     Q, q = as_float(Q), as_float(q)
-    if q.ndim != 2 or Q.shape != (*q.shape, q.shape[1]) or n not in ("n", len(q)):
-        raise ValueError(
-            f"Q and q must have shapes ({n}, d, d) and ({n}, d), got {Q.shape} and "
-            f"{q.shape}."
-        )
+    check_shapes(f"({n}, d, d) and ({n}, d)", Q=Q, q=q)
     return Q, q
 
 

@@ -9,16 +9,14 @@ References:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
 from fedjax_core import check
 from fedjax_core.networks.asynchronous import Schedule, check_schedule
-from fedjax_core.networks.graph import Graph
-from fedjax_core.networks.spectrum import laplacian_matrix
+from fedjax_core.networks.graph import Graph, check_shapes
+from fedjax_core.networks.spectrum import adjacency
 
 COLORS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2")
 """Of curves and clusters."""
@@ -31,12 +29,9 @@ def layout(graph: Graph, steps: int = 100) -> np.ndarray:
     """Places on a plane whose distances are the numbers of hops, nearly; ``[n, 2]``.
 
     Starts from the eigenvectors of the Laplacian that vary least along edges and then
-    lowers the stress by majorisation, where every pair counts by its distance to the
-    power -2. Components lie side by side. For up to a thousand nodes or so: dense.
-
-    Args:
-      graph: the network; weights only say which edges there are.
-      steps: of the majorisation, >= 0; 0 leaves the eigenvectors.
+    lowers the stress by so many steps of majorisation, where every pair counts by its
+    distance to the power -2. Components lie side by side; weights only say which edges
+    there are. For up to a thousand nodes or so: dense.
 
     References:
       Gansner, Koren and North, "Graph Drawing by Stress Majorization", GD 2004.
@@ -45,13 +40,9 @@ def layout(graph: Graph, steps: int = 100) -> np.ndarray:
     n = graph.num_nodes
     if n < 3:
         return np.array([[0.0, 0.0], [1.0, 0.0]])[:n]
-    head, tail, there = (
-        np.asarray(x) for x in (graph.head, graph.tail, graph.weight > 0)
-    )
-    unit = graph.with_weight(jnp.asarray(there, float))
-    place = np.linalg.eigh(np.asarray(laplacian_matrix(unit), np.float64))[1][:, 1:3]
-    edges = csr_array((there[there] * 1.0, (head[there], tail[there])), (n, n))
-    hops = shortest_path(edges, directed=False, unweighted=True)
+    A = adjacency(graph).toarray() > 0
+    place = np.linalg.eigh(np.diag(A.sum(1)) - 1.0 * A)[1][:, 1:3]
+    hops = shortest_path(A, directed=False, unweighted=True)
     apart = hops[np.isfinite(hops)].max(initial=0) + 1
     hops = np.where(np.isfinite(hops), hops, apart)
     place = place * apart / np.ptp(place)
@@ -92,10 +83,7 @@ def network(
     from matplotlib.collections import LineCollection
 
     place = layout(graph) if place is None else np.asarray(place)
-    if place.shape != (graph.num_nodes, 2):
-        raise ValueError(
-            f"place must have shape ({graph.num_nodes}, 2), got {place.shape}."
-        )
+    check_shapes(f"({graph.num_nodes}, 2)", place=place)
     ends, weight = np.stack([graph.head, graph.tail], 1), np.asarray(graph.weight)
     drawn = weight > 0
     strength = weight[drawn] / weight.max(initial=1e-30)

@@ -109,8 +109,7 @@ def solve(
         the smaller it should be.
       check_every: iterations between two looks at the gap.
 
-    Raises:
-      ValueError: p < 1, or alpha, tol or tau out of range.
+    Numbers out of these ranges raise ValueError.
     """
     check.non_negative(alpha=alpha)
     check.positive(tol=tol)
@@ -161,16 +160,9 @@ def solve(
     start = _State(W, W, U, primal, dual, jnp.full_like(primal, jnp.inf))
     blocks = -(-max_rounds // check_every)
     state, looks, converged = iterate_until(several, start, stop, blocks)
-    return Result(
-        state.W,
-        state.U,
-        state.primal,
-        state.dual,
-        state.primal - state.dual,
-        state.residual,
-        looks * check_every,
-        converged,
-    )
+    W, _, U, primal, dual, residual = state
+    rounds = looks * check_every
+    return Result(W, U, primal, dual, primal - dual, residual, rounds, converged)
 
 
 def convex_clustering(
@@ -197,15 +189,10 @@ def convex_clustering(
 def critical_alpha(graph: Graph, gradients: ArrayLike, p: float = 2.0) -> float:
     """The least alpha with exact consensus, on a tree; outside jit.
 
-    max_e ||sum of the gradients on one side of e||_q / A_e, at the minimiser of all
-    losses together. For a tree this is sufficient and necessary, as the flow that
-    certifies consensus is the only one.
-
-    Args:
-      graph: a tree; edges of weight 0 don't count.
-      gradients: ``[n, ...]``, of the local losses at argmin_w sum_i f_i(w). Their sum
-        is 0.
-      p: of the norm, >= 1; q belongs to its dual.
+    max_e ||sum of the gradients on one side of e||_q / A_e, with the dual q of p >= 1
+    and the gradients ``[n, ...]`` of the local losses at argmin_w sum_i f_i(w), whose
+    sum is 0. For a tree this is sufficient and necessary, as the flow that certifies
+    consensus is the only one. Edges of weight 0 don't count.
 
     Raises:
       ValueError: the graph is not a tree, a wrong number of rows, gradients that are

@@ -103,11 +103,7 @@ def sender_to(
 
 
 def check_bound(budget: Budget | None, gradient_bound: float | None) -> None:
-    """Refuses a budget where nothing bounds what one example changes.
-
-    Raises:
-      ValueError: a budget and no gradient_bound, or one that is not > 0.
-    """
+    """Raises ValueError for a budget without a gradient_bound > 0."""
     if gradient_bound is not None:
         check.positive(gradient_bound=gradient_bound)
     elif budget is not None:

@@ -16,18 +16,21 @@ from jax.typing import ArrayLike
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float, by_row, wide
-from fedjax_core.networks.graph import unless_cut
+from fedjax_core.networks.graph import (
+    check_ints,
+    check_labels,
+    check_shapes,
+    unless_cut,
+)
 from fedjax_core.types import PyTree
 
 
 def consensus(W: PyTree, weight: ArrayLike | None = None) -> PyTree:
-    r"""Replaces every row by the mean row, :math:`P_S W`.
+    r"""Replaces every row of W ``[n, ...]`` by the mean row, :math:`P_S W`.
 
-    Args:
-      W: leaves ``[n, ...]``.
-      weight: ``[n]``, >= 0, what every node counts in the mean; uniform by default. It
-        is then the projection in the norm that weights the nodes so. A row of weight 0
-        may hold NaN. Where all are 0 the rows stay.
+    Nodes count their weight ``[n]``, >= 0, in the mean, by default alike; it is then
+    the projection in the norm that weights the nodes so. A row of weight 0 may hold
+    NaN. Where all are 0 the rows stay.
 
     Raises:
       ValueError: a negative or non-finite weight, or one of another length.
@@ -61,29 +64,18 @@ def deviation(W: PyTree) -> PyTree:
 
 
 def check_clusters(cluster: ArrayLike, n: int, num_clusters: int) -> None:
-    """Refuses what is no assignment of n nodes to clusters 0..num_clusters-1.
+    """Refuses what is no assignment ``[n]`` of ints in 0..num_clusters-1.
 
     Raises:
       ValueError: another length or a cluster out of range.
       TypeError: clusters that are not ints.
     """
     check.positive_int(num_clusters=num_clusters)
-    if np.shape(cluster) != (n,):
-        raise ValueError(
-            f"cluster must have one entry per node, shape ({n},), got shape "
-            f"{np.shape(cluster)}."
-        )
+    check_shapes(f"({n},)", cluster=cluster)
     if isinstance(cluster, Tracer):
         return
-    known = np.asarray(cluster)
-    if known.dtype.kind not in "iu":
-        raise TypeError(f"cluster must be ints, got dtype {known.dtype}.")
-    wrong = (known < 0) | (known >= num_clusters)
-    if wrong.any():
-        i = int(np.argmax(wrong))
-        raise ValueError(
-            f"cluster must be in 0..{num_clusters - 1}, got {known[i]} for node {i}."
-        )
+    check_ints(cluster=np.asarray(cluster))
+    check_labels("node", num_clusters, cluster=cluster)
 
 
 def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
@@ -91,13 +83,7 @@ def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
 
     A point of the ball is returned as it is, and NaN for one that is not finite.
 
-    Args:
-      w: one node's parameters.
-      radius: >= 0.
-      centre: like `w`; the origin by default.
-
-    Raises:
-      ValueError: a negative radius, whose ball is empty.
+    The radius is >= 0, else a ValueError, the centre by default the origin.
     """
     check.non_negative(radius=radius)
     w = jax.tree.map(as_float, w)
@@ -122,15 +108,10 @@ def ball(w: PyTree, radius: float, centre: PyTree | None = None) -> PyTree:
 
 
 def box(w: PyTree, low: ArrayLike, high: ArrayLike) -> PyTree:
-    """The nearest point with every parameter in [low, high].
+    """The nearest point with every parameter in [low, high]; ints become floats.
 
-    Args:
-      w: one node's parameters, or those of all nodes; ints become floats.
-      low: one number, or an array that broadcasts to every leaf.
-      high: likewise; infinities are allowed on both sides.
-
-    Raises:
-      ValueError: low > high somewhere, an empty set, or NaN.
+    Bounds are numbers, or arrays that broadcast to every leaf, infinities included;
+    low > high somewhere, an empty set, or NaN raises ValueError.
     """
     known = not isinstance(low, Tracer) and not isinstance(high, Tracer)
     if known and not np.all(np.asarray(low) <= np.asarray(high)):

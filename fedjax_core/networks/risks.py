@@ -152,12 +152,9 @@ def nodes(
 def losses(risk: Risk, data: Nodes, *, steps: int = 30) -> Losses:
     """The risks as local losses; sub-gradients take the sign of 0 for 0.
 
-    Args:
-      risk: as for `nodes`.
-      data: of `nodes`.
-      steps: of the inner solver behind prox: proximal gradient steps with an l1
-        penalty, Newton's with absolute and logistic errors. Without one the squared
-        error has it in closed form.
+    `steps` are those of the inner solver behind prox: proximal gradient steps with an
+    l1 penalty, Newton's with absolute and logistic errors. Without one the squared
+    error has it in closed form.
     """
     if risk.error == "absolute":
         # A mean with weights is one of scaled rows without.
@@ -204,7 +201,7 @@ def _with_l1(stats: Quadratic, l1: jax.Array, steps: int) -> Losses:
         return plain.value(W) + l1 * jnp.abs(W).sum(1)
 
     def prox(V, rho):
-        rho = per_node("rho", rho, len(V), V.dtype)[:, None]
+        rho = per_node("rho", rho, V)[:, None]
         highest = jnp.linalg.eigvalsh(2 * stats.Q)[:, -1:]
         length = 1 / (highest + rho)
         # Nesterov's momentum for strongly convex objectives.

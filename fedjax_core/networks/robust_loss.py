@@ -9,6 +9,7 @@ References:
   Jung, "Federated Learning: From Theory to Practice", Section 10.1.2, Exercise 10.4.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jax.typing import ArrayLike
 from scipy.optimize import linprog
 
 from fedjax_core import check
+from fedjax_core.networks.graph import check_shapes
 from fedjax_core.networks.oracles import Losses, node_rows, per_node
 
 
@@ -39,13 +41,9 @@ class Deviations(NamedTuple):
 def least_absolute_deviations(X: ArrayLike, y: ArrayLike) -> Deviations:
     r"""Minimises :math:`\sum_r |y_r - x_r^\top w|` by linear programming, in float64.
 
-    The fit passes through d of the points (where X has rank d), and moving another
-    point's label changes nothing as long as it stays on its side. A squared loss has
-    every label move the fit. Jung, Exercise 10.4.
-
-    Args:
-      X: ``[m, d]``.
-      y: ``[m]``.
+    The fit passes through d of the points (where X ``[m, d]`` has rank d), and moving
+    another point's label changes nothing as long as it stays on its side. A squared
+    loss has every label move the fit. Jung, Exercise 10.4.
 
     Raises:
       ValueError: other shapes, no rows, or values that are not finite.
@@ -189,7 +187,7 @@ def huber(
       ValueError: as `absolute`, or delta <= 0.
     """
     X, y, share = _node_data(X, y, mask)
-    delta = per_node("delta", delta, len(share), share.dtype)
+    delta = per_node("delta", delta, share)
     return _losses(_Problem(X, y, 2 * share * delta, 1 / (2 * share)), steps)
 
 
@@ -220,13 +218,9 @@ def _force(e: jax.Array, bound: jax.Array, bend: jax.Array) -> jax.Array:
 
 def _prox(problem: _Problem, V: ArrayLike, rho: ArrayLike, steps: int) -> Proximal:
     _check_parameters("V", V, problem.X)
-    n, dtype = len(problem.X), problem.X.dtype
-
-    def one(node, v, rho):
-        return _interior_point(node, v, rho, steps)
-
-    rho = per_node("rho", rho, n, dtype)
-    return jax.vmap(one)(problem, jnp.asarray(V, dtype), rho)
+    rho = per_node("rho", rho, problem.X)
+    interior_point = functools.partial(_interior_point, steps=steps)
+    return jax.vmap(interior_point)(problem, jnp.asarray(V, problem.X.dtype), rho)
 
 
 def _interior_point(
@@ -288,6 +282,4 @@ def _node_data(
 
 def _check_parameters(name: str, W: ArrayLike, X: jax.Array) -> None:
     # One node's vector would broadcast to all.
-    n, _, d = X.shape
-    if jnp.shape(W) != (n, d):
-        raise ValueError(f"{name} must have shape {(n, d)}, got {jnp.shape(W)}.")
+    check_shapes(f"({len(X)}, {X.shape[2]})", **{name: W})

@@ -20,10 +20,7 @@ def power_decay(
     The sequence 1/t of t = 1, 2, ... is the default, 1/(t + 5) is ``shift=6``, and
     :math:`\eta_0 / (1 + t / t_0)` is ``scale=eta0 * t0, shift=t0``.
 
-    Args:
-      scale: s > 0.
-      power: p >= 0; 0 is a constant.
-      shift: c > 0.
+    s and c are > 0, p >= 0, and 0 is a constant.
 
     References:
       Jung, "Federated Learning: From Theory to Practice", Section 4.2, Exercises 4.1

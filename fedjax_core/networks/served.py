@@ -18,8 +18,8 @@ from jax.typing import ArrayLike
 
 from fedjax_core.arrays import is_known
 from fedjax_core.networks import admm
-from fedjax_core.networks.graph import Graph, degree, laplacian
-from fedjax_core.networks.labelled import check_labels, shares
+from fedjax_core.networks.graph import Graph, check_labels, degree, laplacian
+from fedjax_core.networks.labelled import shares
 from fedjax_core.networks.oracles import (
     as_signs,
     least_squares_statistics,
@@ -269,26 +269,19 @@ def single_step(
     Q, dtype = models.shape[1], models.dtype
     count = degree(graph).astype(dtype)[:, None, None]
     total = 2 * count * models - laplacian(graph, models)
-    foreign = 0.0
-    if Q > 1:
-        foreign = mix(near, 1.0, models)
+    foreign = mix(near, 1.0, models) if Q > 1 else 0.0
     top = own - dual / 2 + rho / 2 * total + tau * foreign
     new = (top / (1 + tau + rho * count)).astype(dtype)
     return new, dual + rho * laplacian(graph, new)
 
 
 def quality(world: World, W: jax.Array, models: jax.Array) -> Metrics:
-    """How good clients' models are.
-
-    Args:
-      world: whose truth and test decide what can be told.
-      W: ``[K, d]``, clients' models.
-      models: ``[S, Q, d]``, servers' models.
+    """How good clients' models W ``[K, d]`` and servers' `models` ``[S, Q, d]`` are.
 
     Returns:
       "nmsd", the mean of ||w_k - w_k*||^2 / ||w_k*||^2 (5.35), and "nmsd_of_client"
       ``[K]``; "accuracy", the mean over clients of that of their server's model on
-      their task. Each where it can be told.
+      their task. Each where the world's truth and test can tell it.
     """
     out = {}
     if world.truth is not None:
@@ -307,13 +300,8 @@ def drift_bound(tau: ArrayLike) -> np.ndarray:
     r"""How far learning from others may have moved models, as a share of eta.
 
     :math:`1 - \prod_{j \le n} (1 - \tau_j)`, eta being the largest squared distance of
-    two clusters' models (Gauthier, Theorem 5.2).
-
-    Args:
-      tau: ``[n]`` in [0, 1], of all rounds so far.
-
-    Returns:
-      ``[n]`` float64, after each round.
+    two clusters' models (Gauthier, Theorem 5.2). For tau ``[n]`` in [0, 1] of all
+    rounds so far, ``[n]`` float64 after each.
     """
     return 1 - np.cumprod(1 - np.asarray(tau, np.float64))
 

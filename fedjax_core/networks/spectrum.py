@@ -64,16 +64,12 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
     error is some eps lambda_n; for long chains, where they are slow, with a sparse
     factorisation, which is cheap there.
 
-    Args:
-      graph: n >= 2.
-      tol: relative accuracy of Lanczos; 0 is as accurate as it gets.
-
-    Raises:
-      ValueError: a single node, which has no second eigenvalue.
+    `tol` is the relative accuracy of Lanczos; 0 is as accurate as it gets. A single
+    node, which has no second eigenvalue, raises ValueError.
     """
     n = graph.num_nodes
     _check_pair(n)
-    A = _adjacency(graph)
+    A = adjacency(graph)
     deg = np.asarray(A.sum(1)).ravel()
     connected = components(graph).max() == 0  # which rounding would blur
     bound = 2 * float(deg.max())
@@ -81,10 +77,9 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
         return Extremes(0.0, 0.0)
     if n <= _DENSE:
         values = np.linalg.eigvalsh(np.diag(deg) - A.toarray())
-        if not connected:
-            return Extremes(0.0, float(values[-1]))
-        drowned = values[1] < 1e-4 * values[-1]
-        second = _weak_second(A.toarray()) if drowned else float(values[1])
+        second = float(values[1]) if connected else 0.0
+        if connected and values[1] < 1e-4 * values[-1]:  # it drowned
+            second = _weak_second(A.toarray())
         return Extremes(second, float(values[-1]))
     L: Any = sparse.diags_array(deg, format="csc") - A.tocsc()
 
@@ -94,9 +89,6 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
             return v - v.mean()
 
         return product
-
-    def times():
-        return lambda v: L @ v
 
     def below():
         return centred(lambda v: bound * v - L @ v)
@@ -118,10 +110,9 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
         for make, most in tries:
             operator = LinearOperator((n, n), matvec=make(), dtype=float)  # pyright: ignore[reportCallIssue]
             options: Any = {"v0": start, "tol": tol, "maxiter": most, "ncv": 40}
+            options |= {"which": "LA", "return_eigenvectors": False}
             try:
-                found = eigsh(
-                    operator, 1, which="LA", return_eigenvectors=False, **options
-                )
+                found = eigsh(operator, 1, **options)
             except ArpackNoConvergence:
                 continue
             return float(found[0]), make is inverse
@@ -130,7 +121,7 @@ def extremes(graph: Graph, tol: float = 0.0) -> Extremes:
     start = np.random.default_rng(0).standard_normal(n)
     second, inverted = largest(below, grounded) if connected else (bound, False)
     second = 1 / second if inverted else max(0.0, bound - second)
-    most, inverted = largest(times, shifted)
+    most, inverted = largest(lambda: lambda v: L @ v, shifted)
     return Extremes(second, beyond - 1 / most if inverted else most)
 
 
@@ -142,10 +133,7 @@ def largest_bound(graph: Graph) -> jax.Array:
 def connectivity_bound(graph: Graph) -> jax.Array:
     """An upper bound on lambda_2, n / (n - 1) min_i deg_i; tight if complete.
 
-    Jung, Prop. 7.1.
-
-    Raises:
-      ValueError: a single node.
+    Jung, Prop. 7.1. Raises ValueError for a single node.
     """
     n = graph.num_nodes
     _check_pair(n)
@@ -156,16 +144,14 @@ def connectivity_vector(num_nodes: int, node: int) -> jax.Array:
     """The unit vector that proves `connectivity_bound`, ``[n]``.
 
     sqrt(n / (n - 1)) (e_i - 1 / n) sums to zero, and its quadratic form of L_G is
-    n / (n - 1) deg_i.
-
-    Raises:
-      ValueError: num_nodes < 2 or no such node.
+    n / (n - 1) deg_i. Raises ValueError for num_nodes < 2 or no such node.
     """
     if num_nodes < 2:
         raise ValueError(f"num_nodes must be >= 2, got {num_nodes}.")
     check.in_range(0, num_nodes - 1, node=node)
-    e = jnp.zeros(num_nodes).at[node].set(1.0)
-    return (num_nodes / (num_nodes - 1)) ** 0.5 * (e - 1 / num_nodes)
+    e = (np.arange(num_nodes) == node).astype(jnp.result_type(float))
+    unit = (num_nodes / (num_nodes - 1)) ** 0.5 * (e - 1 / num_nodes)
+    return jnp.asarray(unit, e.dtype)
 
 
 def expected_laplacian(num_nodes: int, p: float) -> jax.Array:
@@ -176,7 +162,8 @@ def expected_laplacian(num_nodes: int, p: float) -> jax.Array:
     """
     check.positive_int(num_nodes=num_nodes)
     check.in_range(0, 1, p=p)
-    return num_nodes * p * jnp.eye(num_nodes) - p
+    eye = np.eye(num_nodes, dtype=jnp.result_type(float))
+    return jnp.asarray(num_nodes * p * eye - p, eye.dtype)
 
 
 def components(graph: Graph) -> np.ndarray:
@@ -185,7 +172,7 @@ def components(graph: Graph) -> np.ndarray:
     Only edges of positive weight connect. Runs on the host, so weights may not be
     traced.
     """
-    return csgraph.connected_components(_adjacency(graph), directed=False)[1]
+    return csgraph.connected_components(adjacency(graph), directed=False)[1]
 
 
 def check_connected(graph: Graph) -> None:
@@ -203,9 +190,6 @@ def hops(graph: Graph, start: ArrayLike) -> jax.Array:
 
     n for a node that none leads to. Only edges of positive weight count; weights and
     the set ``[n]`` bool may be traced. In time linear in edges times the diameter.
-
-    Raises:
-      ValueError: `start` is no bool array of shape ``[n]``.
     """
     n = graph.num_nodes
     live = (graph.weight > 0)[graph.edge]
@@ -244,7 +228,7 @@ def walk_counts(graph: Graph, steps: int) -> np.ndarray:
     """
     if steps < 0:
         raise ValueError(f"steps must be >= 0, got {steps}.")
-    A = _adjacency(graph).toarray() > 0
+    A = adjacency(graph).toarray() > 0
     about = np.linalg.matrix_power(A.astype(np.float64), steps)
     if about.max() >= 2**62:
         raise OverflowError(f"walks of {steps} steps are too many for int64.")
@@ -276,7 +260,7 @@ def _check_pair(n: int) -> None:
         raise ValueError(f"graph must have at least 2 nodes, got {n}.")
 
 
-def _adjacency(graph: Graph) -> sparse.csr_array:
+def adjacency(graph: Graph) -> sparse.csr_array:
     """Edges of positive weight in float64, by SciPy."""
     weight = np.asarray(graph.weight, np.float64)
     i, j = (np.asarray(x)[weight > 0] for x in (graph.head, graph.tail))

@@ -97,13 +97,7 @@ def check_world(world: World) -> None:
 def draw_arrivals(key: Key, samples: ArrayLike, iterations: int) -> jax.Array:
     """When samples arrive: in random iterations, each client's all different.
 
-    Args:
-      key: of the draw.
-      samples: ``[K]`` ints, D_k in [0, iterations].
-      iterations: T.
-
-    Returns:
-      ``[T, K]`` bool.
+    `samples` ``[K]`` ints are D_k in [0, T]; returns ``[T, K]`` bool.
     """
     check.positive_int(iterations=iterations)
     samples = np.asarray(samples)

@@ -3,6 +3,7 @@ r"""How much models differ along the edges of a network.
 A penalty :math:`\phi(w_i - w_j)` compares parameters, a discrepancy compares what two
 models predict on a test set that both ends of an edge know. The generalised total
 variation is :math:`\sum_{\{i,j\}} A_{ij} \phi(w_i - w_j)`.
+Strengths that are negative or not finite raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 3.1, 3.3 and 6.5.
@@ -46,22 +47,16 @@ def squared(strengths: PyTree = 1.0) -> Penalty:
 
     Jung, (33) and, for several strengths, (149).
 
-    Args:
-      strengths: a >= 0, one number for all leaves or a prefix of W's tree, of numbers
-        or arrays that broadcast to one node's parameters; strength 0 is personal.
-
-    Raises:
-      ValueError: a negative or non-finite strength.
+    Strengths are one number for all leaves or a prefix of W's tree, of numbers or
+    arrays that broadcast to one node's parameters; strength 0 is personal.
     """
     check_strengths("strengths", strengths)
-    return Penalty(
-        lambda u: _total(
-            jax.tree.map(
-                lambda x: flat_rows(x).sum(1),
-                scaled(strengths, jax.tree.map(jnp.square, u)),
-            )
-        )
-    )
+
+    def value(u):
+        squares = scaled(strengths, jax.tree.map(jnp.square, u))
+        return _total(jax.tree.map(lambda x: flat_rows(x).sum(1), squares))
+
+    return Penalty(value)
 
 
 def check_strengths(name: str, alpha: PyTree) -> None:
@@ -98,21 +93,14 @@ def l2() -> Penalty:
 
 
 def dual_exponent(p: float) -> float:
-    """The q of the dual norm, 1 / p + 1 / q = 1.
-
-    Raises:
-      ValueError: p < 1 or NaN.
-    """
+    """The q of the dual norm, 1 / p + 1 / q = 1, for p >= 1, else a ValueError."""
     if not p >= 1:
         raise ValueError(f"p must be >= 1, got {p!r}.")
     return math.inf if p == 1 else 1.0 if math.isinf(p) else p / (p - 1)
 
 
 def lp(p: float) -> Penalty:
-    """||u||_p over all leaves together; its gradient at 0 is taken as 0.
-
-    p is >= 1, `math.inf` included, else a ValueError; see `dual_exponent`.
-    """
+    """||u||_p of all leaves together, p in [1, inf]; its gradient at 0 is 0."""
     q = dual_exponent(p)
     return Penalty(lambda u: _norm(u, p), lambda u: _norm(u, q))
 
@@ -122,9 +110,8 @@ def blocks(parts: Mapping[str, tuple[ArrayLike, Penalty]]) -> Penalty:
 
     Jung, (149).
 
-    Args:
-      parts: for every key of W, a mapping, the block's strength a >= 0, which may be
-        traced, and its penalty. Strength 0 keeps a block personal.
+    `parts` has for every key of W, a mapping, the block's strength a >= 0, which may be
+    traced, and its penalty. Strength 0 keeps a block personal.
 
     Raises:
       ValueError: a negative or non-finite strength and, when called, other keys.
@@ -143,11 +130,7 @@ def blocks(parts: Mapping[str, tuple[ArrayLike, Penalty]]) -> Penalty:
 
 
 def weighted_sum(*terms: tuple[ArrayLike, Penalty]) -> Penalty:
-    """a_1 phi_1 + a_2 phi_2 + ..., all of the same differences.
-
-    Raises:
-      ValueError: no terms, or a negative or non-finite strength.
-    """
+    """a_1 phi_1 + a_2 phi_2 + ..., at least one, all of the same differences."""
     if not terms:
         raise ValueError("terms must be at least one (strength, penalty).")
     for a, _ in terms:
@@ -158,12 +141,8 @@ def weighted_sum(*terms: tuple[ArrayLike, Penalty]) -> Penalty:
 def gtv(graph: Graph, W: PyTree, penalty: Callable | None = None) -> jax.Array:
     """The generalised total variation, every undirected edge once; a scalar.
 
-    What is not finite does not count at an edge of weight 0. Jung, (34).
-
-    Args:
-      graph: n nodes.
-      W: leaves ``[n, ...]``.
-      penalty: by default `squared`.
+    What is not finite does not count at an edge of weight 0. W has leaves ``[n, ...]``,
+    and the penalty is by default `squared`. Jung, (34).
     """
     U = edge_diff(graph, jax.tree.map(jnp.asarray, W))
     U = jax.tree.map(lambda u: unless_cut(graph.weight, u), U)

@@ -16,20 +16,19 @@ expected cohort size: the guarantee is for the sum, not for the size of the coho
 
 import functools
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from scipy import integrate, optimize, special
+from scipy import integrate, special
 
 from fedjax_core import check
 from fedjax_core import participation as participation_lib
 from fedjax_core.participation import Participation
-from fedjax_core.privacy.calibration import gaussian_log_delta, least_noise
+from fedjax_core.privacy.calibration import gaussian_log_delta, least
 
 Adjacency = Literal["add-or-remove", "replace-one"]
 
-# More noise than this leaves the formulas for sampling no digits; less is on the safe
-# side.
+# More noise leaves the formulas for sampling no digits; less is on the safe side.
 _MAX_NOISE = 1e6
 
 # The relations that each participation has a guarantee for; the first is the default.
@@ -44,12 +43,7 @@ _ADJACENCIES: dict[type, tuple[Adjacency, ...]] = {
 def sensitivity(clip_norm: float, adjacency: Adjacency) -> float:
     """Most that the sum of clipped updates moves between neighbouring populations.
 
-    Args:
-      clip_norm: bound on the norm of one client's update, > 0.
-      adjacency: "add-or-remove" or "replace-one".
-
-    Returns:
-      `clip_norm` for "add-or-remove", `2 * clip_norm` for "replace-one".
+    It is `clip_norm` > 0 for "add-or-remove", `2 * clip_norm` for "replace-one".
     """
     check.positive(clip_norm=clip_norm)
     check.one_of(get_args(Adjacency), adjacency=adjacency)
@@ -86,9 +80,8 @@ def epsilon(
     from above, hence so does the smaller.
 
     Under replace-one all formulas take the noise over the sensitivity, which is
-    ``noise_multiplier / 2``: with every client sampled, `Uniform` is a Gaussian
-    mechanism of sensitivity ``2 * clip_norm``. For `Availability`, `available_fn` must
-    not depend on the clients' data.
+    ``noise_multiplier / 2``. For `Availability`, `available_fn` must not depend on the
+    clients' data.
 
     With very much noise the formal answer is 0: delta alone covers everything that
     leaks. That would read as "nothing leaks", so the result is never less than
@@ -140,7 +133,11 @@ def epsilon(
     noise = noise_multiplier / sensitivity(1.0, adjacency)
     # Telling the adversary all cohorts only helps them, so this holds for every one.
     bound = _gaussian_epsilon(noise / math.sqrt(rounds), delta)
-    rate = _sampling_rate(participation, num_clients)
+    rate = 1.0  # amplifies the guarantee
+    if isinstance(participation, participation_lib.Poisson):
+        rate = participation.rate
+    elif isinstance(participation, participation_lib.Uniform):
+        rate = participation.cohort_size / num_clients
     if rate < 1:
         noise = min(noise, _MAX_NOISE)
         sampled = _loss_epsilon if delta >= 1e-10 else _renyi_epsilon
@@ -165,19 +162,16 @@ def noise_multiplier_for(
     """
     check.positive(epsilon=epsilon)
 
+    run = {"num_clients": num_clients, "rounds": rounds, "delta": delta}
+
     @functools.cache
     def excess(noise: float) -> float:
         spent = _epsilon(
-            participation,
-            num_clients=num_clients,
-            rounds=rounds,
-            noise_multiplier=noise,
-            delta=delta,
-            adjacency=adjacency,
+            participation, noise_multiplier=noise, adjacency=adjacency, **run
         )
         return math.log(spent / epsilon)
 
-    return least_noise(excess, 5e-5)
+    return least(excess, 5e-5)
 
 
 def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
@@ -185,18 +179,9 @@ def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
 
     Basic composition, for any releases, also such that look at earlier ones. All have
     to be for the same neighbours: a guarantee for the exchange of a client is one for
-    the exchange of an example of it, so that what training and a release for examples
-    give away adds up for examples.
-
-    Args:
-      *guarantees: (epsilon, delta) of each, >= 0 and in [0, 1).
-
-    Returns:
-      (epsilon, delta), delta 1 where they add up to more: it says nothing.
-
-    References:
-      Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
-      theorem 3.16.
+    the exchange of an example of it. Of each it takes (epsilon, delta), >= 0 and in
+    [0, 1); a delta of 1, where they add up to more, says nothing. Dwork and Roth, "The
+    Algorithmic Foundations of Differential Privacy", 2014, theorem 3.16.
     """
     for epsilon, delta in guarantees:
         check.non_negative(epsilon=epsilon)
@@ -230,29 +215,13 @@ def _adjacency(participation: Participation, adjacency: Adjacency | None) -> Adj
     return adjacency
 
 
-def _sampling_rate(participation: Participation, num_clients: int) -> float:
-    """The rate that amplifies the guarantee, 1 where nothing does."""
-    if isinstance(participation, participation_lib.Poisson):
-        return participation.rate
-    if isinstance(participation, participation_lib.Uniform):
-        return participation.cohort_size / num_clients
-    return 1.0
-
-
 def _gaussian_epsilon(noise: float, delta: float) -> float:
     """Exact epsilon of one Gaussian release of sensitivity 1, >= 0."""
 
-    def log_excess(epsilon: float) -> float:
+    def excess(epsilon: float) -> float:
         return gaussian_log_delta(noise, epsilon) - math.log(delta)
 
-    if log_excess(0) <= 0:
-        return 0.0
-    high = 1.0
-    while log_excess(high) > 0:
-        high *= 2
-    # brentq needs finite values.
-    root: Any = optimize.brentq(lambda e: max(log_excess(e), -1e300), 0, high)
-    return root
+    return least(excess, 1e-13) if excess(0) > 0 else 0.0
 
 
 def _loss_epsilon(
@@ -269,6 +238,13 @@ def _loss_epsilon(
     these divergences is symmetric: a loss of -e has exp(-e) times the probability of a
     loss of e, and what is missing from 1 sits at 0.
     """
+    try:
+        from dp_accounting import pld  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ImportError(
+            "accounting for sampled cohorts needs dp_accounting: "
+            "pip install 'fedjax_core[privacy]'"
+        ) from error
     step, size = _grid(rate, noise, rounds)
     losses = step * np.arange(0 if replace else -size, size + 1)
     # Where log(M / Q) reaches each loss, and the tails of M and Q from there on.
@@ -290,14 +266,9 @@ def _loss_epsilon(
         forth[0] += 1 - tail_m[0]
         back[0] += tail_q[-1]
         sides = [(forth, tail_m[-1]), (back, 1 - tail_q[0])]
-    pld = _dp_accounting().pld
-    pair = [
-        # Masses near the smallest float overflow in dp_accounting's quotients.
-        pld.pld_pmf.DensePLDPmf(
-            step, -size, np.where(mass > 1e-280, mass, 0), infinite, True
-        )
-        for mass, infinite in sides
-    ]
+    # Masses near the smallest float overflow in dp_accounting's quotients.
+    sides = [(np.where(mass > 1e-280, mass, 0), infinite) for mass, infinite in sides]
+    pair = [pld.pld_pmf.DensePLDPmf(step, -size, *side, True) for side in sides]
     composed = pld.privacy_loss_distribution.PrivacyLossDistribution(*pair)
     return composed.self_compose(rounds).get_epsilon_for_delta(delta)
 
@@ -322,9 +293,8 @@ def _grid(rate: float, noise: float, rounds: int) -> tuple[float, int]:
     log_expm1 = square + math.log(-math.expm1(-square))
     deviation = math.sqrt(np.logaddexp(0, 2 * math.log(rate) + log_expm1))
     # Of the sum of losses. The deviation overstates rare and large ones.
-    spread = largest + 20 * math.sqrt(rounds) * min(
-        deviation, math.sqrt(rate) * largest
-    )
+    typical = min(deviation, math.sqrt(rate) * largest)
+    spread = largest + 20 * math.sqrt(rounds) * typical
     # A small part of the deviation, but few points in all.
     step = max(min(1e-3, deviation / 20), spread / 4e5)
     return step, math.ceil(largest / step)
@@ -334,19 +304,16 @@ def _renyi_epsilon(
     rate: float, noise: float, rounds: int, delta: float, replace: bool
 ) -> float:
     """R of `epsilon`, for the pairs of `_loss_epsilon`; may be negative."""
-
-    def log_ratio(x):  # log(M / Q)
-        return np.logaddexp(math.log1p(-rate), math.log(rate) + (x - 0.5) / noise**2)
+    log_rest, log_rate = math.log1p(-rate), math.log(rate)
 
     def divergence(order: float) -> float:
         # The moment minus 1 as an integral of what is positive: nothing cancels.
         def excess(x: float) -> float:
-            loss = log_ratio(x)
-            most = math.expm1(order * loss)
+            loss = np.logaddexp(log_rest, log_rate + (x - 0.5) / noise**2)
             rest = -order * math.expm1(loss)
             if replace:
                 rest = math.expm1((1 - order) * loss) - math.expm1(loss)
-            return (most + rest) * math.exp(-0.5 * (x / noise) ** 2)
+            return (math.expm1(order * loss) + rest) * math.exp(-0.5 * (x / noise) ** 2)
 
         low, high = (0.5 if replace else -12 * noise), order + 12 * noise
         inside = [x for x in (0.0, order) if low < x < high]
@@ -363,14 +330,3 @@ def _renyi_epsilon(
         slack = (math.log(delta) + math.log(order)) / (order - 1)
         best = min(best, spent + math.log1p(-1 / order) - slack)
     return best
-
-
-def _dp_accounting() -> Any:
-    try:
-        import dp_accounting  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ImportError(
-            "accounting for sampled cohorts needs dp_accounting: "
-            "pip install 'fedjax_core[privacy]'"
-        ) from error
-    return dp_accounting

@@ -44,8 +44,7 @@ def trade_off_slack(
       delta: in [0, 1).
 
     Returns:
-      The smaller of left minus right, of the shape of p1; negative values refute the
-      claim.
+      The smaller of left minus right, like p1; negative values refute the claim.
     """
     check.positive(epsilon=epsilon)
     p1, p2 = _errors(p1, p2, delta)
@@ -74,7 +73,7 @@ def epsilon_from_errors(
 
 
 class Audit(NamedTuple):
-    """What a black-box audit found.
+    """What an audit found.
 
     Attributes:
       accuracy: share of held-out outputs whose dataset was told right.
@@ -101,10 +100,10 @@ def audit(
 ) -> Audit:
     """Tests a claim of privacy by running the algorithm on two neighbouring datasets.
 
-    The algorithm is only run, never looked into. Of its outputs one half trains a
-    predictor of which dataset was used, the other half counts its errors. A claim
-    (epsilon, delta) is refuted if the bound exceeds epsilon; not refuting it proves
-    nothing, since another pair of datasets or another predictor may do better.
+    Of its outputs one half trains a predictor of which dataset was used, the other half
+    counts its errors (Jung, Section 9.2, "How To Be Sure?"). A claim (epsilon, delta)
+    is refuted if the bound exceeds epsilon; not refuting it proves nothing, since other
+    datasets or predictors may do better.
 
     Args:
       key: PRNG key.
@@ -115,19 +114,12 @@ def audit(
       runs: on each of the two, >= 4.
       delta: of the claim, in [0, 1).
       confidence: with which the bound holds, in (0, 1).
-
-    References:
-      Jung, Section 9.2, "How To Be Sure?".
     """
     check.positive_int(runs=runs)
     keys = jax.random.split(key, (2, runs))
     run_all = jax.jit(jax.vmap(algorithm, (0, None)))
-    return audit_outputs(
-        run_all(keys[0], data),
-        run_all(keys[1], neighbour),
-        delta=delta,
-        confidence=confidence,
-    )
+    outputs = run_all(keys[0], data), run_all(keys[1], neighbour)
+    return audit_outputs(*outputs, delta=delta, confidence=confidence)
 
 
 def audit_outputs(
@@ -142,42 +134,35 @@ def audit_outputs(
 
     Args:
       outputs: leaves ``[runs, ...]`` of independent runs on a dataset.
-      neighbour_outputs: leaves ``[runs', ...]`` of independent runs on its neighbour.
-      delta: of the claim, in [0, 1).
-      confidence: with which the bound holds, in (0, 1).
+      neighbour_outputs: leaves ``[runs', ...]`` of those on its neighbour.
+      delta: as there.
+      confidence: as there.
       fit: learns a score from flat outputs ``[k, p]`` and labels ``[k]`` in {-1, 1}, 1
         for the neighbour; by default linear least squares. The threshold on the score
         is chosen here, on the same outputs.
     """
     check.open_interval(0, 1, confidence=confidence)
-    first, second = _flat(outputs), _flat(neighbour_outputs)
-    if min(len(first), len(second)) < 4:
-        raise ValueError(
-            f"runs must be >= 4 on each dataset, got {len(first)} and {len(second)}."
-        )
-    halves = [(x[: len(x) // 2], x[len(x) // 2 :]) for x in (first, second)]
-    (train1, test1), (train2, test2) = halves
-    x = np.concatenate([train1, train2])
-    label = np.repeat([-1.0, 1.0], [len(train1), len(train2)])
-    score = (fit or _least_squares)(x, label)
+    runs = [_flat(outputs), _flat(neighbour_outputs)]
+    sizes = [len(x) for x in runs]
+    if min(sizes) < 4:
+        raise ValueError(f"runs must be >= 4 on each dataset, got {sizes}.")
+    train = [x[: len(x) // 2] for x in runs]
+    label = np.repeat([-1.0, 1.0], [len(x) for x in train])
+    score = (fit or _least_squares)(np.concatenate(train), label)
+    seen = [score(x) for x in train]
+    unseen = [score(x[len(x) // 2 :]) for x in runs]
 
     # Each of the two bounds may fail with half of what is left over.
     level = 1 - (1 - confidence) / 2
-    values = np.sort(score(x))
-    thresholds = np.unique(np.quantile(values, np.linspace(0, 1, 201)))
-    bounds = _error_bounds(score(train1), score(train2), thresholds, level)
-    best = thresholds[[np.argmax(epsilon_from_errors(*bounds, delta))]]
-    p1, p2 = _error_bounds(score(test1), score(test2), best, level)
-    middle = thresholds[
-        [np.argmin(np.add(*_error_counts(score(train1), score(train2), thresholds)))]
-    ]
-    errors = np.add(*_error_counts(score(test1), score(test2), middle))[0]
-    return Audit(
-        accuracy=float(1 - errors / (len(test1) + len(test2))),
-        epsilon=float(epsilon_from_errors(p1, p2, delta)[0]),
-        p1=float(p1[0]),
-        p2=float(p2[0]),
-    )
+    thresholds = np.quantile(np.concatenate(seen), np.linspace(0, 1, 201))
+    thresholds = np.unique(thresholds)
+    p1, p2 = _error_bounds(seen, thresholds, level)
+    best = thresholds[[epsilon_from_errors(p1, p2, delta).argmax()]]
+    p1, p2 = _error_bounds(unseen, best, level)[:, 0]
+    middle = thresholds[[_error_counts(seen, thresholds).sum(0).argmin()]]
+    errors = _error_counts(unseen, middle).sum() / sum(map(len, unseen))
+    epsilon = epsilon_from_errors(p1, p2, delta)
+    return Audit(float(1 - errors), float(epsilon), float(p1), float(p2))
 
 
 def _errors(
@@ -197,31 +182,22 @@ def _flat(outputs: PyTree) -> np.ndarray:
 
 
 def _least_squares(x: np.ndarray, label: np.ndarray) -> Score:
-    mean = x.mean(0)
-    scale = x.std(0)
+    mean, scale = x.mean(0), x.std(0)
     scale[scale == 0] = 1
     w = np.linalg.lstsq((x - mean) / scale, label - label.mean(), rcond=None)[0]
     return lambda x: (x - mean) / scale @ w
 
 
-def _error_counts(
-    first: np.ndarray, second: np.ndarray, thresholds: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of the test that says "neighbour" above a threshold, for every threshold."""
-    first, second = np.sort(first), np.sort(second)
-    return (
-        len(first) - np.searchsorted(first, thresholds, side="right"),
-        np.searchsorted(second, thresholds, side="right"),
-    )
+def _error_counts(scores: list[np.ndarray], thresholds: np.ndarray) -> np.ndarray:
+    """Of the test that says "neighbour" above a threshold, ``[2, thresholds]``."""
+    below = [np.searchsorted(np.sort(s), thresholds, side="right") for s in scores]
+    return np.stack([len(scores[0]) - below[0], below[1]])
 
 
 def _error_bounds(
-    first: np.ndarray, second: np.ndarray, thresholds: np.ndarray, level: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Upper bounds of Clopper and Pearson on the two error probabilities."""
-    bounds = []
-    counts = _error_counts(first, second, thresholds)
-    for wrong, total in zip(counts, (len(first), len(second)), strict=True):
-        bound = stats.beta.ppf(level, wrong + 1, np.maximum(total - wrong, 1))
-        bounds.append(np.where(wrong == total, 1.0, bound))
-    return bounds[0], bounds[1]
+    scores: list[np.ndarray], thresholds: np.ndarray, level: float
+) -> np.ndarray:
+    """Upper bounds of Clopper and Pearson on the probabilities of `_error_counts`."""
+    wrong, total = _error_counts(scores, thresholds), np.c_[[len(s) for s in scores]]
+    bound = stats.beta.ppf(level, wrong + 1, np.maximum(total - wrong, 1))
+    return np.where(wrong == total, 1.0, bound)

@@ -34,19 +34,16 @@ def gaussian_sigma_classical(
 
     .. math:: \sigma = \sqrt{2 \ln(1.25 / \delta)} \, D / \varepsilon
 
-    The book prints it without a range. It is proved for epsilon < 1 and wrong for large
-    ones: with delta = 1e-5 and epsilon = 10 the true delta is 2.27e-5. Below 1 it is
-    right but generous; `gaussian_sigma` is as small as it may be.
+    Jung prints it without a range (Section 9.2, below (181)). It is proved for epsilon
+    < 1 (Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
+    theorem A.1) and wrong for large ones: with delta = 1e-5 and epsilon = 10 the true
+    delta is 2.27e-5. Below 1 it is right but generous, see `gaussian_sigma`.
 
     Args:
       epsilon: > 0, and < 1 unless allowed.
       delta: in (0, 1).
       sensitivity: D, in the Euclidean norm, > 0.
       allow_large_epsilon: return the number for epsilon >= 1 too, to compare with it.
-
-    References:
-      Jung, Section 9.2, below (181); Dwork and Roth, "The Algorithmic Foundations of
-      Differential Privacy", 2014, theorem A.1.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
     check.open_interval(0, 1, delta=delta)
@@ -67,28 +64,22 @@ def gaussian_delta(sigma: float, epsilon: float, sensitivity: float = 1.0) -> fl
       \Bigr) - e^\varepsilon \Phi\Bigl(-\frac{D}{2\sigma} - \frac{\varepsilon\sigma}{D}
       \Bigr)
 
+    of Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML
+    2018, theorem 8.
+
     Args:
       sigma: standard deviation of the noise on every entry, > 0.
       epsilon: > 0.
       sensitivity: D, in the Euclidean norm, > 0.
-
-    References:
-      Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML
-      2018, theorem 8.
     """
     check.positive(sigma=sigma, epsilon=epsilon, sensitivity=sensitivity)
     return math.exp(gaussian_log_delta(sigma / sensitivity, epsilon))
 
 
 def gaussian_log_delta(noise: float, epsilon: float) -> float:
-    """The logarithm of `gaussian_delta`, which itself soon underflows.
+    """The logarithm of `gaussian_delta`; -inf where floating point ends.
 
-    Args:
-      noise: standard deviation over sensitivity, > 0.
-      epsilon: >= 0.
-
-    Returns:
-      A float < 0, -inf where floating point ends.
+    The noise is over the sensitivity, > 0, and epsilon >= 0.
     """
     first = float(special.log_ndtr(0.5 / noise - epsilon * noise))
     second = epsilon + float(special.log_ndtr(-0.5 / noise - epsilon * noise))
@@ -101,12 +92,8 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
 
     Inverts `gaussian_delta`, to about ten digits and rounded to the safe side. Where
     epsilon and delta are both close to the rounding of floats it can fall short: with
-    1e-15 and 1e-14 the true delta is 1.0044 times the one asked for.
-
-    Args:
-      epsilon: > 0.
-      delta: in (0, 1).
-      sensitivity: in the Euclidean norm, > 0.
+    1e-15 and 1e-14 the true delta is 1.0044 times the one asked for. Epsilon is > 0,
+    delta in (0, 1), the sensitivity > 0 in the Euclidean norm.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
     check.open_interval(0, 1, delta=delta)
@@ -114,19 +101,17 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     def excess(noise: float) -> float:
         return gaussian_log_delta(noise, epsilon) - math.log(delta)
 
-    return least_noise(excess, 1e-13) * sensitivity
+    return least(excess, 1e-13) * sensitivity
 
 
-def least_noise(excess: Callable[[float], float], tolerance: float) -> float:
-    """The least noise > 0, to a relative tolerance, at which `excess` is <= 0.
+def least(excess: Callable[[float], float], tolerance: float) -> float:
+    """The least number > 0, but for a relative tolerance, at which `excess` is <= 0.
 
-    Args:
-      excess: falls with the noise, from above 0 to below; may be infinite.
-      tolerance: how much more noise than necessary the result may be.
+    It falls from above 0 to below, and may be infinite.
     """
 
-    def bounded(log_noise: float) -> float:  # brentq needs finite values
-        return min(max(excess(math.exp(log_noise)), -1e300), 1e300)
+    def bounded(log: float) -> float:  # brentq needs finite values
+        return min(max(excess(math.exp(log)), -1e300), 1e300)
 
     low = high = 0.0
     while bounded(high) > 0:
@@ -142,9 +127,7 @@ def least_noise(excess: Callable[[float], float], tolerance: float) -> float:
 def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
     """The scale b of Laplace noise, density exp(-|x|/b)/(2b), that is (epsilon, 0)-DP.
 
-    Args:
-      epsilon: > 0.
-      sensitivity: in the sum of absolute values of all entries, > 0.
+    The sensitivity, > 0, is in the sum of absolute values of all entries; epsilon > 0.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
     return sensitivity / epsilon
@@ -153,16 +136,10 @@ def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
 def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
     """Rényi divergence of normal noise: order * sensitivity^2 / (2 sigma^2).
 
-    Args:
-      order: the a of (a, gamma)-RDP, > 1.
-      sigma: standard deviation of the noise, > 0.
-      sensitivity: in the Euclidean norm, > 0.
-
-    Returns:
-      The gamma of one release; those of several releases add up, order by order.
-
-    References:
-      Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017, prop. 7.
+    The gamma of one release in (order, gamma)-RDP, of order > 1, sigma > 0 and a
+    sensitivity > 0 in the Euclidean norm; those of several releases add up, order by
+    order. Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017,
+    proposition 7.
     """
     check.positive(sigma=sigma, sensitivity=sensitivity)
     check.open_interval(1, math.inf, order=order)
@@ -172,16 +149,9 @@ def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
 def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
     """Epsilon such that (order, gamma)-RDP implies (epsilon, delta)-DP.
 
-    gamma + log(1/delta) / (order - 1); take the smallest over several orders. The book
-    only says that some epsilon follows. `privacy.epsilon` converts more tightly.
-
-    Args:
-      order: > 1.
-      gamma: >= 0.
-      delta: in (0, 1).
-
-    References:
-      Mironov, "Rényi Differential Privacy", CSF 2017, proposition 3.
+    gamma + log(1/delta) / (order - 1), Mironov, CSF 2017, proposition 3; take the
+    smallest over several orders. `privacy.epsilon` converts more tightly. The order is
+    > 1, gamma >= 0, delta in (0, 1).
     """
     check.non_negative(gamma=gamma)
     check.open_interval(1, math.inf, order=order)
@@ -190,17 +160,10 @@ def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
 
 
 def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
-    r"""The Rényi divergence :math:`\log \sum q (p/q)^a / (a - 1)` of two distributions.
+    r"""The Rényi divergence :math:`\log \sum q (p/q)^a / (a - 1)`; Jung, Section 9.1.
 
-    Jung, Section 9.1, above Definition 2.
-
-    Args:
-      p: [K] probabilities of an output for one dataset.
-      q: [K] those for its neighbour.
-      order: a > 1.
-
-    Returns:
-      A float >= 0, `inf` where q rules out what p allows.
+    Of probabilities p ``[K]`` of an output for one dataset and q ``[K]`` for its
+    neighbour, a > 1. It is >= 0, and `inf` where q rules out what p allows.
     """
     p, q = _distributions(p, q)
     check.open_interval(1, math.inf, order=order)
@@ -215,12 +178,9 @@ def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
     r"""The smallest delta of Definition 1 for an output with finitely many values.
 
     The worst set in :math:`P(S) \le e^\varepsilon Q(S) + \delta` is where :math:`p >
-    e^\varepsilon q`; both directions are looked at. Jung, Definition 1.
-
-    Args:
-      p: [K] probabilities of the output for one dataset.
-      q: [K] those for its neighbour.
-      epsilon: >= 0; at 0 the result is the total variation distance.
+    e^\varepsilon q`; both directions are looked at. Jung, Definition 1. p and q are as
+    in `renyi_divergence`; at epsilon 0, the least, it is their total variation
+    distance.
     """
     p, q = _distributions(p, q)
     check.non_negative(epsilon=epsilon)

@@ -5,8 +5,7 @@ neighbours are :math:`D_a \le \varphi a` for all orders a > 1. Budgets of messag
 up, also of adaptive ones. Normal noise of standard deviation :math:`\sigma` on a
 sensitivity :math:`\Delta` has exactly :math:`\varphi = \Delta^2 / (2 \sigma^2)`.
 
-`DynamicBudget` and `SplitBudget` say what noise a message needs and what it spends;
-`spend` adds it up where a message was sent.
+Arguments and attributes out of the ranges given raise ValueError.
 
 References:
   Gauthier, "On Enabling Scalable, Personalized, and Private Federated Learning", NTNU
@@ -16,8 +15,7 @@ References:
 
 import dataclasses
 import math
-import sys
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +32,7 @@ Schedule = Literal["budget", "variance"]
 def gaussian_budget(sigma: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array:
     """What a message with normal noise spends, sensitivity^2 / (2 sigma^2).
 
-    Args:
-      sigma: standard deviation of the noise on every entry, > 0.
-      sensitivity: in the Euclidean norm, >= 0.
+    sigma > 0 is of the noise on every entry, the sensitivity, >= 0, Euclidean.
     """
     _check_each(sigma=sigma)
     check.each_non_negative("message", sensitivity=sensitivity)
@@ -51,15 +47,11 @@ def budget_sigma(budget: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array:
 
 
 def budget_epsilon(budget: float, delta: float) -> float:
-    r"""Epsilon such that a budget implies (epsilon, delta)-DP, for any delta.
+    r"""Epsilon such that a budget >= 0 implies (epsilon, delta)-DP, delta in (0, 1).
 
     :math:`\varphi + 2 \sqrt{\varphi \ln(1 / \delta)}`; Gauthier, the corollary of
     Theorem I. It is one bound for all mechanisms: for messages with normal noise alone
     `privacy.gaussian_delta` of all together is exact.
-
-    Args:
-      budget: >= 0, what all messages spent.
-      delta: in (0, 1).
     """
     check.non_negative(budget=budget)
     check.open_interval(0, 1, delta=delta)
@@ -72,31 +64,19 @@ def minimiser_sensitivity(
     r"""Most that one example moves a minimiser: :math:`2 C / (N \mu)`.
 
     Of an objective with a mean over N examples that is :math:`\mu`-strongly convex;
-    neighbours differ in one example, whose gradients are at most C. With the curvature
-    of the linearised step, 2 rho deg + 1 / eta, it is Gauthier's Lemma I; with
-    2 rho deg that of exact ADMM; with 1 / eta that of a step of gradient descent.
-
-    Args:
-      gradient_bound: C > 0, of the loss of one example, in the Euclidean norm.
-      num_examples: N >= 1.
-      curvature: mu > 0.
-
-    Returns:
-      A float of floats, an array ``[n]`` where an argument has one entry per node.
+    neighbours differ in one example, whose gradients are at most C in the Euclidean
+    norm. With the curvature of the linearised step, 2 rho deg + 1 / eta, it is
+    Gauthier's Lemma I; with 2 rho deg that of exact ADMM; with 1 / eta that of a step
+    of gradient descent. All are > 0, each a float or, one entry per node, ``[n]``.
     """
-    _check_each(gradient_bound=gradient_bound, curvature=curvature)
-    _check_each(num_examples=num_examples)
+    _check_each(
+        gradient_bound=gradient_bound, curvature=curvature, num_examples=num_examples
+    )
     return 2 * gradient_bound / (num_examples * curvature)
 
 
 def spend(spent: jax.Array, budget: ArrayLike, sent: ArrayLike) -> jax.Array:
-    """Adds the budget of a message for those who sent one.
-
-    Args:
-      spent: ``[n]``, before.
-      budget: ``[n]`` or one number.
-      sent: ``[n]`` bool. Who says nothing gives nothing away.
-    """
+    """Adds a message's budget, ``[n]`` or one, to what those spent who sent one."""
     return spent + jnp.where(sent, jnp.asarray(budget, spent.dtype), 0)
 
 
@@ -112,9 +92,6 @@ class DynamicBudget:
       first: phi_1 > 0, what the first message spends.
       decay: zeta in (0, 1]; 1 spends the same on every message.
       schedule: which of the two is geometric.
-
-    Raises:
-      ValueError: an attribute out of range.
     """
 
     first: float
@@ -129,15 +106,9 @@ class DynamicBudget:
     def message(
         self, t: ArrayLike, sensitivity: ArrayLike, first_sensitivity: ArrayLike
     ) -> tuple[jax.Array, jax.Array]:
-        """The noise of message t and what it spends.
+        """Standard deviation of the noise of message t = 0, 1, ... and what it spends.
 
-        Args:
-          t: 0, 1, ...
-          sensitivity: of this message.
-          first_sensitivity: of message 0.
-
-        Returns:
-          The standard deviation and the budget, each like `sensitivity`.
+        Both are like this message's sensitivity; `first_sensitivity` is message 0's.
         """
         sensitivity = jnp.asarray(sensitivity)
         # Of the budget: what it grows by alone may be out of range.
@@ -151,10 +122,8 @@ class DynamicBudget:
         r"""What `messages` >= 1 spend at a sensitivity that stays.
 
         :math:`\varphi_1 (1 - \zeta^T) / (\zeta^{T - 1} - \zeta^T)`, with "budget" at
-        any sensitivity; Gauthier, the corollary of Theorem I.
-
-        Raises:
-          ValueError: it is out of range.
+        any sensitivity; Gauthier, the corollary of Theorem I. Raises ValueError where
+        it is out of range.
         """
         check.positive_int(messages=messages)
         growth = -math.log(self.decay)
@@ -162,13 +131,13 @@ class DynamicBudget:
         if growth:
             units = math.expm1(-messages * growth) / math.expm1(-growth)
         log = math.log(self.first) + (messages - 1) * growth + math.log(units)
-        if log >= math.log(sys.float_info.max):
+        try:
+            return math.exp(log)
+        except OverflowError:
             raise ValueError(
                 f"messages must be so few that their budgets have a finite sum, got "
-                f"{messages} with first={self.first} and decay={self.decay}: "
-                f"exp({log:.4g})."
-            )
-        return math.exp(log)
+                f"{messages} with first={self.first} and decay={self.decay}."
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +152,6 @@ class SplitBudget:
       epsilon: of all messages together, > 0.
       delta: in (0, 1).
       messages: T >= 1; a run of more rounds is refused.
-
-    Raises:
-      ValueError: an attribute out of range.
     """
 
     epsilon: float
@@ -198,9 +164,7 @@ class SplitBudget:
         check.positive_int(messages=self.messages)
 
     @classmethod
-    def matching(
-        cls, budget: DynamicBudget, delta: float, messages: int
-    ) -> "SplitBudget":
+    def matching(cls, budget: DynamicBudget, delta: float, messages: int) -> Self:
         """The same total (epsilon, delta) as `budget` has after `messages`."""
         return cls(budget_epsilon(budget.total(messages), delta), delta, messages)
 
@@ -209,11 +173,9 @@ class SplitBudget:
     ) -> tuple[jax.Array, jax.Array]:
         """As for `DynamicBudget`: every message has the same noise."""
         del t, first_sensitivity
-        sigma = gaussian_sigma_classical(
-            self.epsilon / self.messages,
-            self.delta / self.messages,
-            allow_large_epsilon=True,
-        ) * jnp.asarray(sensitivity)
+        each = self.epsilon / self.messages, self.delta / self.messages
+        unit = gaussian_sigma_classical(*each, allow_large_epsilon=True)
+        sigma = unit * jnp.asarray(sensitivity)
         return sigma, gaussian_budget(sigma, sensitivity)
 
 
@@ -223,10 +185,7 @@ Budget = DynamicBudget | SplitBudget
 def _check_each(**values: Any) -> None:
     """Raises ValueError unless every known entry is > 0 and finite; names one."""
     for name, value in values.items():
-        if is_known(value):
-            entries = np.asarray(value)
-            wrong = ~(np.isfinite(entries) & (entries > 0))
-            if wrong.any():
-                raise ValueError(
-                    f"{name} must be > 0 and finite, got {entries[wrong].flat[0]}."
-                )
+        known = np.asarray(value if is_known(value) else 1)
+        wrong = known[~(np.isfinite(known) & (known > 0))]
+        if wrong.size:
+            raise ValueError(f"{name} must be > 0 and finite, got {wrong[0]}.")

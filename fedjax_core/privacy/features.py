@@ -7,12 +7,12 @@ References:
   and 9.5.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core.arrays import as_float, check_finite, is_known
@@ -33,17 +33,11 @@ class Projection(NamedTuple):
 
 
 def cross_covariance(X: ArrayLike, s: ArrayLike) -> jax.Array:
-    r"""The empirical :math:`\hat c = \hat X^\top \hat s / m` of centred data.
+    r"""The empirical :math:`\hat c = \hat X^\top \hat s / m` of centred data, ``[d]``.
 
     Exercise 9.5 calls the hour of the day the private attribute but takes the centred
-    *temperature* for s; with s the hour the method does what the text says.
-
-    Args:
-      X: ``[m, d]`` features, centred or not.
-      s: ``[m]`` the private attribute, centred or not.
-
-    Returns:
-      ``[d]``.
+    temperature for s; with s the hour the method does what the text says. Features are
+    ``[m, d]``, attributes ``[m]``, centred or not.
     """
     X, s = as_float(X), as_float(s)
     if X.ndim != 2 or s.shape != X.shape[:1]:
@@ -60,12 +54,9 @@ def private_projection(c: ArrayLike) -> Projection:
 
       F = I - c c^\top / \lVert c \rVert_2^2, \qquad c = \mathbb{E}\{x s\}
 
-    for centred x and s. With the `cross_covariance` of a dataset, linear regression of
-    s on the dataset's new features has R^2 = 0 exactly. Nonlinear predictors may still
-    succeed, unless x and s are jointly normal. Jung, (184).
-
-    Args:
-      c: ``[d]`` cross-covariance of the features with the private attribute.
+    for centred x and s. With the `cross_covariance` c ``[d]`` of a dataset, linear
+    regression of s on the dataset's new features has R^2 = 0 exactly. Nonlinear
+    predictors may still succeed, unless x and s are jointly normal. Jung, (184).
 
     Returns:
       F of rank d - 1 and True; or the identity and False where c is zero.
@@ -128,9 +119,7 @@ def reconstruction_error(
 def gaussian_leakage(error: ArrayLike, variance: ArrayLike) -> jax.Array:
     """I(s; F x) of jointly normal s and x in nats, log(variance / error) / 2.
 
-    Args:
-      error: `reconstruction_error`.
-      variance: E s^2 of the centred s.
+    Args are a `reconstruction_error` and the variance of s that it was made of.
     """
     return (jnp.log(variance) - jnp.log(error)) / 2
 
@@ -162,8 +151,8 @@ def private_lda(
       a ``[d]`` with a' C a = 1 and a' mean_difference >= 0.
 
     Raises:
-      ValueError: arrays whose shapes do not fit, a C that is not positive definite, or
-        classes that differ only in what is private (seen only outside jit).
+      ValueError: outside jit, a C that is not positive definite, or classes that differ
+        only in what is private.
     """
     d, C, F = as_float(mean_difference), as_float(covariance), as_float(F)
     if d.ndim != 1 or C.shape != 2 * d.shape or F.ndim != 2 or F.shape[1:] != d.shape:
@@ -173,15 +162,12 @@ def private_lda(
         )
     root = jnp.linalg.cholesky(C)
     G = C @ F.T + d[:, None] * (F @ d)[None] / 4
-
-    def whiten(x):
-        return jax.scipy.linalg.solve_triangular(root, x, lower=True)
-
     # In these coordinates C is the identity and the formula is a projection.
+    whiten = functools.partial(jax.scipy.linalg.solve_triangular, root, lower=True)
     wanted = whiten(d)
     rest = wanted - _onto(whiten(G), wanted)
     length = jnp.linalg.norm(rest)
-    if not isinstance(length, Tracer):
+    if is_known(length):
         if not np.isfinite(length):
             raise ValueError("covariance must be positive definite and finite.")
         if length <= 1e3 * jnp.finfo(d.dtype).eps * jnp.linalg.norm(wanted):

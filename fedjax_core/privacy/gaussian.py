@@ -1,7 +1,7 @@
 """Noise on the aggregate, or on what every client sends."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 
@@ -26,14 +26,12 @@ def add_noise(key: Key, tree: PyTree, sigma: jax.Array | float, law: Law) -> PyT
 
 
 def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
-    """Every client adds noise of its own to its update, of float32 or float64.
+    """Every client adds noise of its own, of standard deviation sigma >= 0.
 
-    Args:
-      sigma: standard deviation, >= 0.
-      law: of the noise.
+    Updates are of float32 or float64.
     """
     check.non_negative(sigma=sigma)
-    check.one_of(("normal", "laplace"), law=law)
+    check.one_of(get_args(Law), law=law)
 
     def apply(message: Message, key: Key) -> Message:
         return message._replace(update=add_noise(key, message.update, sigma, law))
@@ -42,19 +40,20 @@ def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
 
 
 def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduction:
-    r"""The mean with Gaussian noise on the sum (DP-FedAvg).
+    r"""The mean with Gaussian noise on the sum: DP-FedAvg.
 
     .. math::
 
       \frac1m \Bigl(\sum_i u_i + z C\, \mathcal{N}(0, I)\Bigr)
 
-    C is the bound that the clients' program declares for one update, set by
-    `transform.clip`. Clients count equally, as the bound on the sum requires, and the
-    noise is drawn in float32 once per round, also when no client took part or, under
-    `Poisson` participation, none that did has an example. m is a
-    constant, since the number of clients that took part is itself private under Poisson
-    participation; pass ``participation.expected_cohort_size(num_clients)``. What a run
-    spends is `privacy.epsilon` of the same participation and noise multiplier.
+    of McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
+    2018, Algorithm 1. C is the bound that the clients' program declares for one update,
+    set by `transform.clip`. Clients count equally, as the bound on the sum requires,
+    and the noise is drawn in float32 once per round, also when nobody took part or had
+    an example. m is a constant, since under `Poisson` participation the number of
+    clients is itself private; pass ``participation.expected_cohort_size(num_clients)``.
+    What a run spends is `privacy.epsilon` of the same participation and noise
+    multiplier.
 
     Args:
       noise_multiplier: z, standard deviation of the noise on the sum over C, >= 0.
@@ -63,10 +62,6 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
     Raises:
       ValueError: an argument is out of range or, when a round is traced, nothing bounds
         the norm of an update.
-
-    References:
-      McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
-      2018, Algorithm 1.
     """
     check.non_negative(noise_multiplier=noise_multiplier)
     check.positive(expected_cohort_size=expected_cohort_size)
@@ -79,16 +74,13 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
                 f"{cast.norm_bound}; pass transform=clip(clip_norm) or put clip after "
                 "transforms that keep a residual."
             )
-        std = noise_multiplier * cast.norm_bound
-        noisy_sum = noise_by_leaf(
-            cast.key, plain.finish(acc, cast), std, jax.random.normal
-        )
+        std, exact = noise_multiplier * cast.norm_bound, plain.finish(acc, cast)
+        noisy_sum = noise_by_leaf(cast.key, exact, std, jax.random.normal)
         return jax.tree.map(lambda x: x / expected_cohort_size, noisy_sum)
 
-    name = f"gaussian_mean({noise_multiplier}, {expected_cohort_size})"
     return plain._replace(
         finish=finish,
-        name=name,
+        name=f"gaussian_mean({noise_multiplier}, {expected_cohort_size})",
         noisy=True,
         expected_cohort_size=expected_cohort_size,
     )

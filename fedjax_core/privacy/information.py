@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
+from fedjax_core import check
 from fedjax_core.privacy.calibration import probabilities
 
 # Bell number 115,975: what `privacy_funnel` can try one by one.
@@ -21,14 +22,7 @@ _MAX_VALUES = 10
 def mutual_information(joint: ArrayLike) -> float:
     """The mutual information of two variables with finitely many values, in nats.
 
-    Args:
-      joint: ``[a, b]`` probabilities of the pairs.
-
-    Returns:
-      A float >= 0, 0 for independent variables.
-
-    References:
-      Jung, Section 9.3, "Privacy Funnel".
+    Of probabilities ``[a, b]`` of the pairs; >= 0, and 0 for independent variables.
     """
     return float(_information(probabilities("joint", joint, 2)))
 
@@ -36,15 +30,10 @@ def mutual_information(joint: ArrayLike) -> float:
 def gaussian_mutual_information(correlation: ArrayLike) -> np.ndarray:
     """The mutual information of jointly normal pairs, -log(1 - correlation^2) / 2.
 
-    Args:
-      correlation: in [-1, 1], of any shape.
-
-    Returns:
-      In nats, `inf` at -1 and 1.
+    Of correlations in [-1, 1], of any shape; in nats, `inf` at -1 and 1.
     """
     correlation = np.asarray(correlation, np.float64)
-    if not np.all(np.abs(correlation) <= 1):
-        raise ValueError(f"correlation must be in [-1, 1], got {correlation}.")
+    check.each_in_range(-1, 1, correlation=correlation)
     with np.errstate(divide="ignore"):
         return -np.log1p(-(correlation**2)) / 2
 
@@ -70,19 +59,16 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
 
       \min_\Phi I(s; \Phi(x)) \quad\text{such that}\quad I(y; \Phi(x)) \ge R
 
-    solved by trying every way to put the values of x in groups; the book prints no
-    solver. Random maps can do better. Jung, (183).
+    solved by trying every way to put the values of x in groups, where Jung, (183),
+    prints no solver. Random maps can do better.
 
     Args:
       joint: ``[S, Y, K]`` probabilities of private attribute, label and feature, with
         K <= 10.
-      at_least: the values of R, one number or ``[R]``, in nats.
+      at_least: the values of R <= I(y; x), one number or ``[R]``, in nats.
 
     Returns:
       One solution for each R; of equally good ones that of the highest utility.
-
-    Raises:
-      ValueError: not probabilities, K > 10, or an R above I(y; x).
     """
     joint = probabilities("joint", joint, 3)
     num_values = joint.shape[2]
@@ -103,10 +89,8 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
                 f"at_least must be <= I(y; x) = {utility.max():.6g}, got {bound}."
             )
         order = np.lexsort((-utility[allowed], np.round(leakage[allowed], 12)))
-        best = allowed[order[0]]
-        solutions.append(
-            Funnel(groups[best], float(leakage[best]), float(utility[best]))
-        )
+        i = allowed[order[0]]
+        solutions.append(Funnel(groups[i], float(leakage[i]), float(utility[i])))
     return solutions
 
 
@@ -121,9 +105,7 @@ def _partitions(size: int) -> np.ndarray:
     """All ways to group `size` things: rows where each group is first seen in order."""
     rows = np.zeros((1, 1), np.int64)
     for _ in range(size - 1):
-        top = rows.max(1)
-        parent = np.repeat(np.arange(len(rows)), top + 2)
-        first = np.cumsum(top + 2) - (top + 2)
-        group = np.arange(len(parent)) - first[parent]
-        rows = np.column_stack([rows[parent], group])
+        choices = rows.max(1) + 2
+        group = np.concatenate([np.arange(n) for n in choices])
+        rows = np.column_stack([np.repeat(rows, choices, 0), group])
     return rows

@@ -84,9 +84,8 @@ class CertaintyConfig:
         if self.normaliser == "own_max":
             raise ValueError(
                 f"normaliser must be 'public' for a release with epsilon="
-                f"{self.epsilon}, got 'own_max': divided by a client's own largest "
-                f"norm, one example moves all others, and no noise is known to be "
-                f"enough; epsilon=None goes without privacy."
+                f"{self.epsilon}, got 'own_max': there one example moves all others, "
+                f"and no noise is known to be enough; use epsilon=None without privacy."
             )
 
 
@@ -107,16 +106,12 @@ class Certainty(NamedTuple):
 def sensitivity(
     regularisation: float, num_examples: float, gradient_norm: float = 0.0
 ) -> float:
-    r"""Most that one example moves w: :math:`2 / (\lambda N)` in the Euclidean norm.
+    r"""Most that w moves, :math:`2 / (\lambda N)`, if one example is exchanged.
 
-    Of one example exchanged for another; Sattler, theorem 4. Where the solver stops at
-    a gradient of norm g, strong convexity leaves w within :math:`g / \lambda` of the
-    minimum, which adds twice that.
-
-    Args:
-      regularisation: :math:`\lambda > 0`.
-      num_examples: N >= 1, the client's and the negatives together.
-      gradient_norm: g >= 0, a bound on it whatever the data.
+    Sattler, theorem 4, of :math:`\lambda > 0` and N >= 1 examples, the client's and the
+    negatives together. Where the solver stops at a gradient of norm g >= 0, whatever
+    the data, strong convexity leaves w within :math:`g / \lambda` of the minimum, which
+    adds twice that.
     """
     check.positive(regularisation=regularisation)
     check.in_range(1, float("inf"), num_examples=num_examples)
@@ -135,21 +130,14 @@ def sigma(config: CertaintyConfig, num_examples: int) -> float:
     return calibrated(config.epsilon, config.delta, most)
 
 
-def _within(features: ArrayLike, bound: ArrayLike) -> jax.Array:
-    r"""Features ``[..., H]`` with norms of at most 1: :math:`h / \max(B, |h|)`."""
-    features = jnp.asarray(features)
-    unit = jnp.maximum(norms(features), bound)[..., None]
-    return features / jnp.where(unit > 0, unit, 1)
-
-
 def minimise(
     own: ArrayLike, sizes: ArrayLike, negatives: ArrayLike, regularisation: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
     """The minimum of J of every client, by L-BFGS in float64.
 
     Args:
-      own: ``[N, m, H]`` features of the clients; rows of zeros pad the smaller ones,
-        since they have no gradient.
+      own: ``[N, m, H]`` features of the clients; rows of zeros, which have no gradient,
+        pad the smaller ones.
       sizes: ``[N]`` how many there are of each.
       negatives: ``[n, H]``, the same for all.
       regularisation: of J, for all or ``[N]``.
@@ -171,9 +159,8 @@ def _minimise(own, sizes, negatives, regularisation):
 
     def one(own, size, regularisation):
         def objective(w):
-            losses = (
-                jax.nn.softplus(-own @ w).sum() + jax.nn.softplus(negatives @ w).sum()
-            )
+            losses = jax.nn.softplus(-own @ w).sum()
+            losses = losses + jax.nn.softplus(negatives @ w).sum()
             return losses / (size + len(negatives)) + regularisation / 2 * w @ w
 
         value_and_grad = optax.value_and_grad_from_state(objective)
@@ -191,9 +178,8 @@ def _minimise(own, sizes, negatives, regularisation):
             return (carry[2] > GRADIENT_NORM) & (carry[3] < _MOST_STEPS)
 
         start = jnp.zeros(negatives.shape[1:], negatives.dtype)
-        w, _, norm, _ = jax.lax.while_loop(
-            going, step, (start, optimizer.init(start), jnp.inf, 0)
-        )
+        carry = start, optimizer.init(start), jnp.inf, 0
+        w, _, norm, _ = jax.lax.while_loop(going, step, carry)
         return w, norm
 
     return jax.vmap(one)(own, sizes, regularisation)
@@ -223,7 +209,7 @@ def certainty(
     """
     own, mask, negatives, queries = check_features(own, mask, negatives, queries)
     sizes = mask.sum(1)
-    total, scale = sizes + len(negatives), jnp.ones(len(sizes))
+    scale = jnp.ones(len(sizes))
     with jax.enable_x64(True):
         own = jnp.where(mask[..., None], jnp.asarray(own, jnp.float64), 0)
         negatives, queries = (jnp.asarray(x, jnp.float64) for x in (negatives, queries))
@@ -233,9 +219,12 @@ def certainty(
         else:
             public = norms(jnp.concatenate([negatives, queries]))
             bound = jnp.quantile(public, config.quantile)
-            own, negatives, queries = (
-                _within(x, bound) for x in (own, negatives, queries)
-            )
+
+            def within(h: jax.Array) -> jax.Array:  # norms of at most 1
+                unit = jnp.maximum(norms(h), bound)[..., None]
+                return h / jnp.where(unit > 0, unit, 1)
+
+            own, negatives, queries = map(within, (own, negatives, queries))
         # Regularised by c, w of h / g is g times w of h regularised by c g^2.
         regularisation = config.regularisation * scale**2
         weights, gradient = minimise(own, sizes, negatives, regularisation)
@@ -245,11 +234,10 @@ def certainty(
                 f"{gradient.max()}."
             )
         weights = scale[:, None] * weights
-        noise = np.array([sigma(config, int(n)) for n in total])
+        noise = np.array([sigma(config, int(n) + len(negatives)) for n in sizes])
         if config.epsilon is not None:
-            keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(
-                jnp.arange(len(sizes))
-            )
+            fold_in = jax.vmap(jax.random.fold_in, (None, 0))
+            keys = fold_in(key, jnp.arange(len(sizes)))
             weights = jax.vmap(add_gaussian)(keys, weights, jnp.asarray(noise))
         scores = jax.nn.sigmoid(weights / scale[:, None] @ queries.T) + _XI
     return Certainty(np.asarray(scores, np.float32), np.asarray(weights), noise)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from fedjax_core import check, random
 from fedjax_core.arrays import is_known
@@ -29,19 +30,13 @@ Stage = Callable[[Key, Any], Any]
 
 
 def add_gaussian(key: Key, tree: PyTree, sigma: jax.Array | float) -> PyTree:
-    """Adds independent normal noise to every entry (Jung, (181)).
+    """Adds independent normal noise to every entry (Jung, (181)); dtypes stay.
 
-    Args:
-      key: PRNG key.
-      tree: leaves of float32 or float64, of any shape.
-      sigma: standard deviation, > 0 (leave the noise out instead); may be traced.
-
-    Returns:
-      Like `tree`, same dtypes.
+    Its standard deviation sigma is > 0 (leave the noise out instead) and may be traced.
 
     Raises:
-      TypeError: a leaf has another dtype. Halves are multiples of so large a step that
-        small noise is rounded away, and what is left tells what it should hide.
+      TypeError: a leaf is not of float32 or float64. Halves are multiples of so large
+        a step that small noise is rounded away, and what is left tells what it hides.
     """
     check.positive(sigma=sigma)
     return noise_by_leaf(key, tree, sigma, jax.random.normal)
@@ -64,8 +59,7 @@ def noise_by_leaf(key: Key, tree: PyTree, scale: Any, draw: Any) -> PyTree:
     """
 
     def add(leaf, key):
-        x = jnp.asarray(leaf)
-        _floating(x)
+        x = _floats(leaf)
         if jnp.finfo(x.dtype).bits < 32:
             raise TypeError(
                 f"noise needs arrays of float32 or float64, got dtype {x.dtype}, which "
@@ -118,7 +112,7 @@ def randomised_response(
 def random_labels(key: Key, labels: jax.Array, num_classes: int) -> jax.Array:
     """Replaces every label by a random element of 0..K-1: (0, 0)-DP for the labels.
 
-    Args and result are those of `randomised_response`.
+    They are those of `randomised_response`.
     """
     labels = _labels(labels, num_classes)
     return jax.random.randint(key, labels.shape, 0, num_classes, labels.dtype)
@@ -137,21 +131,17 @@ def replace_features(
 
     Args:
       key: PRNG key.
-      x: ``[m, d]`` features.
+      x: ``[m, d]`` features, whose dtype stays.
       probability: with which a row is replaced, in [0, 1].
       matched: "gaussian" draws rows from the normal distribution with the mean and
         covariance of `x`; "marginals" draws every entry from its own column, which
         keeps the columns' distributions and loses what ties them.
-
-    Returns:
-      ``[m, d]``, the dtype of `x`.
     """
     check.in_range(0, 1, probability=probability)
     check.one_of(("gaussian", "marginals"), matched=matched)
-    x = jnp.asarray(x)
+    x = _floats(x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (m, d), got {x.shape}.")
-    _floating(x)
     coin, draw = jax.random.split(key)
     if matched == "gaussian":
         mean = x.mean(0, keepdims=True)
@@ -167,26 +157,16 @@ def replace_features(
 
 
 def subsample(key: Key, examples: PyTree, size: int) -> PyTree:
-    """Keeps `size` of the m data points at random, without repetition.
+    """Keeps `size` of the m data points at random, without repetition, in random order.
 
     For datasets that differ in one data point this alone is (0, size/m)-DP and no
-    better: that point, when kept, is shown as it is. Batches of FedSGD are such
-    samples.
-
-    Args:
-      key: PRNG key.
-      examples: leaves ``[m, ...]``.
-      size: in 1..m.
-
-    Returns:
-      Leaves ``[size, ...]``, rows in random order.
+    better: that point, when kept, is shown as it is. Examples have leaves ``[m, ...]``.
     """
     check.positive_int(size=size)
     counts = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(examples)}
     if len(counts) != 1:
         raise ValueError(f"examples must agree in length, got {sorted(counts)}.")
-    (num,) = counts
-    if size > num:
+    if size > (num := counts.pop()):
         raise ValueError(f"size must be <= {num}, the data points, got {size}.")
     chosen = jax.random.permutation(key, num)[:size]
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[chosen], examples)
@@ -200,9 +180,9 @@ def constant(tree: PyTree, value: float = 0.0) -> PyTree:
 def concatenate(*stages: Stage) -> Stage:
     """Chains maps of a key and an input, each with a key of its own.
 
-    ``concatenate(pre, algorithm, post)`` is the private version of an algorithm; it has
-    the guarantee of the algorithm if `pre` leaves neighbours neighbours, and that of
-    ``pre`` or ``post`` if these have one. Jung, Section 9.2 and Prop. 9.1.
+    ``concatenate(pre, algorithm, post)`` has the guarantee of the algorithm if `pre`
+    leaves neighbours neighbours, and that of ``pre`` or ``post`` if these have one
+    (Jung, Section 9.2 and Prop. 9.1).
     """
 
     def run(key: Key, data: Any) -> Any:
@@ -213,9 +193,11 @@ def concatenate(*stages: Stage) -> Stage:
     return run
 
 
-def _floating(x: jax.Array) -> None:
+def _floats(x: ArrayLike) -> jax.Array:
+    x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"noise needs floating-point arrays, got dtype {x.dtype}.")
+    return x
 
 
 def check_classes(num_classes: int, dtype: Any = int) -> None:

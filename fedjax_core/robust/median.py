@@ -4,7 +4,8 @@ With h honest points within distance r of a centre and b < h arbitrary others, e
 weighted, it lies within :math:`r / \sqrt{1 - (b/h)^2}` of that centre. The mean has no
 such bound.
 
-A known weight that is negative or not finite raises ValueError.
+A known weight that is negative or not finite raises ValueError. Jung is "Federated
+Learning: From Theory to Practice".
 """
 
 from collections.abc import Callable
@@ -20,12 +21,12 @@ from fedjax_core.types import PyTree
 
 
 def weiszfeld(values: PyTree, weights: jax.Array, iterations: int = 100) -> PyTree:
-    """The weighted geometric median by Weiszfeld's iteration.
+    """The weighted geometric median by Weiszfeld's iteration; Jung, eq. (175).
 
     It starts at the median of every coordinate, steps off points it meets unless they
     are optimal (Vardi and Zhang), does not slow down near points, and ends at the
-    nearest one if that is the answer.
-    For one coordinate it is the median. `subgradient_residual` says how good it is.
+    nearest one if that is the answer. For one coordinate it is the median.
+    `subgradient_residual` says how good it is.
 
     Args:
       values: leaves ``[K, ...]``; the norm is over all of them together. A value that
@@ -36,21 +37,14 @@ def weiszfeld(values: PyTree, weights: jax.Array, iterations: int = 100) -> PyTr
     Returns:
       Leaves ``[...]`` in float32 or wider; zero of nothing.
 
-    Raises:
-      ValueError: a known weight that is negative or not finite, or iterations < 1.
-
     References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (175).
       Vardi and Zhang, "The multivariate L1-median and associated data depth", PNAS
       2000, eq. 2.6.
     """
     check.positive_int(iterations=iterations)
-    x, restore = _flatten(values)
+    x, w, restore = _usable(values, weights)
     if not len(x):
         return restore(jnp.zeros(x.shape[1], x.dtype))
-    check.each_non_negative("value", weights=weights)
-    w = jnp.asarray(weights).astype(x.dtype)
-    x, w = _usable(x, w)
 
     def step(_, y):
         force, held, stiffness = _pull(x, w, y)
@@ -79,36 +73,27 @@ def subgradient_residual(
       \sum_{w_j \ne w} A_j \frac{w_j - w}{\lVert w_j - w \rVert}
       + \sum_{w_j = w} A_j u \Bigr\rVert \Big/ \sum_j A_j
 
-    Zero exactly at a geometric median, at most 1 anywhere.
-
-    Args:
-      values: leaves ``[K, ...]``.
-      weights: ``[K]``.
-      point: leaves ``[...]``.
-
-    References:
-      Jung, "Federated Learning: From Theory to Practice", eq. (176); the vectors
-      printed there are minus the sub-gradients, which changes no sum that is zero.
+    Zero exactly at a geometric median, at most 1 anywhere. The point has leaves
+    ``[...]``, values and weights are those of `weiszfeld`. The vectors printed in Jung,
+    eq. (176), are minus the sub-gradients, which changes no sum that is zero.
     """
-    x, _ = _flatten(values)
-    check.each_non_negative("value", weights=weights)
-    w = jnp.asarray(weights).astype(x.dtype)
-    x, w = _usable(x, w)
+    x, w, _ = _usable(values, weights)
     excess = _excess(x, w, ravel_pytree(point)[0].astype(x.dtype))
     total = w.sum()
     return jnp.maximum(excess, 0) / jnp.where(total > 0, total, 1)
 
 
-def _flatten(values: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
+def _usable(
+    values: PyTree, weights: jax.Array
+) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], PyTree]]:
+    """Values ``[K, d]``, 0 without weight, their weights, and the way back from [d]."""
+    check.each_non_negative("value", weights=weights)
     values = jax.tree.map(wide, values)
     first = jax.tree.map(lambda v: jnp.zeros(v.shape[1:], v.dtype), values)
-    flat = [flat_rows(v) for v in jax.tree.leaves(values)]
-    return jnp.concatenate(flat, axis=1), ravel_pytree(first)[1]
-
-
-def _usable(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x = jnp.concatenate([flat_rows(v) for v in jax.tree.leaves(values)], axis=1)
+    w = jnp.asarray(weights).astype(x.dtype)
     w = jnp.where(jnp.isfinite(x).all(1), w, 0)
-    return jnp.where(w[:, None] > 0, x, 0), w
+    return jnp.where(w[:, None] > 0, x, 0), w, ravel_pytree(first)[1]
 
 
 def _pull(
@@ -165,9 +150,8 @@ def _coordinate_median(x: jax.Array, w: jax.Array) -> jax.Array:
     w = jnp.broadcast_to(w[:, None], x.shape)
     x, w = lax.sort((jnp.where(present, x, jnp.inf), w), dimension=0, num_keys=1)
     below, half = jnp.cumsum(w, axis=0), 0.5 * w.sum(0, keepdims=True)
-    low = jnp.minimum((below < half).sum(0), last)
-    high = jnp.minimum((below <= half).sum(0), last)
-    middle = sum(
-        0.5 * jnp.take_along_axis(x, at[None], axis=0)[0] for at in (low, high)
-    )
+    middle = jnp.zeros((), x.dtype)
+    for rank in ((below < half).sum(0), (below <= half).sum(0)):
+        at = jnp.minimum(rank, last)[None]
+        middle += 0.5 * jnp.take_along_axis(x, at, axis=0)[0]
     return jnp.where(half[0] > 0, middle, 0)

@@ -9,7 +9,7 @@ suspected values is bound by `functools.partial`, or follows the number of neigh
 
 Order statistics are taken entry by entry. With at most b arbitrary values among K and
 2b < K, `clip_extremes` and `trim_extremes` stay between the smallest and the largest of
-the others. NaN counts as a largest value. `suspects_among` turns a fraction into b.
+the others. NaN counts as a largest value.
 
 A known weight that is negative or not finite raises ValueError.
 """
@@ -35,9 +35,7 @@ Rule = Callable[[PyTree, jax.Array], PyTree]
 def average(values: PyTree, weights: jax.Array) -> PyTree:
     r"""The weighted mean :math:`\sum_j A_j w_j / \sum_j A_j`; zero of nothing.
 
-    Args:
-      values: leaves ``[K, ...]``.
-      weights: ``[K]``, >= 0; bool weighs equally what is True.
+    Of leaves ``[K, ...]`` and weights ``[K]``, >= 0; bool weighs equally what is True.
     """
     check.each_non_negative("value", weights=weights)
     return _weighted_mean(values, jnp.asarray(weights))
@@ -62,18 +60,16 @@ def clip_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
         number of values. Where it is not and only the device knows, the result is NaN.
 
     Raises:
-      ValueError: b is negative or 2b >= K, or a known weight is negative or not finite.
+      ValueError: b is negative or 2b >= K.
       TypeError: b is no int.
     """
     weights, present, n = _present(weights, b)
-    last = weights.shape[0] - 1
+    ends = jnp.clip(jnp.stack([b, n - 1 - b]), 0, weights.shape[0] - 1)
 
     def one(x: jax.Array) -> jax.Array:
         x = _with_largest(x, present)
-        ordered = jnp.sort(x, axis=0)
-        low = ordered[jnp.clip(b, 0, last)][None]
-        high = ordered[jnp.clip(n - 1 - b, 0, last)][None]
-        return jnp.clip(x, low, high)
+        low, high = jnp.sort(x, axis=0)[ends]
+        return jnp.clip(x, low[None], high[None])
 
     clipped = _weighted_mean(jax.tree.map(one, values), weights)
     return _refuse(clipped, n, b)
@@ -87,10 +83,10 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
     others the result can leave the range of the values. Jung, eq. (187) and (189).
 
     Args:
-      values: leaves ``[K, ...]``.
-      weights: ``[K]``, >= 0; bool weighs equally what is True, and is faster. Of equal
-        values with different weights, those at the front count as the smaller.
-      b: as for `clip_extremes`, and the same errors.
+      values: as for `clip_extremes`, and the same errors.
+      weights: as there; bool is faster. Of equal values with different weights, those
+        at the front count as the smaller.
+      b: as there.
     """
     weights, present, n = _present(weights, b)
     rank = jnp.arange(weights.shape[0])
@@ -115,25 +111,22 @@ def trim_extremes(values: PyTree, weights: jax.Array, b: Any) -> PyTree:
 def suspects_among(weights: ArrayLike, fraction: float) -> jax.Array:
     r"""How many of the values to suspect, :math:`\lfloor \beta K \rfloor`; ``[]`` int.
 
-    At least one value in the middle is always left. Fewer than 1 / beta values have
-    none to suspect.
-
-    Args:
-      weights: ``[K]``; those of weight 0 are not there.
-      fraction: beta, in [0, 0.5), attacked values among all.
+    K counts the weights > 0, beta in [0, 0.5) is the share of attacked values. At least
+    one value in the middle is always left.
     """
     check.fraction(0.5, fraction=fraction)
     weights = jnp.asarray(weights)
+    n = (weights > 0).sum()
     # In float64, for every n there can be.
     suspects = _count(fraction, np.arange(weights.shape[0] + 1))
-    n = (weights > 0).sum()
     return jnp.asarray(suspects, n.dtype)[n]
 
 
 def _count(fraction: float, counts: ArrayLike) -> np.ndarray:
+    counts = np.asarray(counts)
     # The factor keeps 0.29 * 100 at 29 where floating point would give 28.
-    suspects = np.floor(fraction * np.asarray(counts) * (1 + 1e-12)).astype(np.int32)
-    return np.minimum(suspects, np.maximum(np.asarray(counts) - 1, 0) // 2)
+    suspects = np.floor(fraction * counts * (1 + 1e-12)).astype(np.int32)
+    return np.minimum(suspects, np.maximum(counts - 1, 0) // 2)
 
 
 def trimmed_mean(trim_fraction: float) -> Reduction:
@@ -141,11 +134,10 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
 
     Of the n valid clients' values of a coordinate, the :math:`b = \lfloor \beta n
     \rfloor` smallest and the b largest are dropped and the rest averaged with equal
-    weights. With :math:`\beta = 0` this is the uniform mean. Zero when no client
-    counts.
-
-    A share that drops nobody protects from nobody: with :math:`0 < \beta < 1 / n` the
-    mean is NaN, which ends the run in that round.
+    weights; zero when no client counts. A share that drops nobody protects from nobody:
+    with :math:`0 < \beta < 1 / n` the mean is NaN, which ends the run in that round.
+    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+    Rates", ICML 2018, Definition 2.
 
     Args:
       trim_fraction: beta, in [0, 0.5).
@@ -153,10 +145,6 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
     Raises:
       ValueError: beta is out of range or, when a round is traced, too small for any
         cohort that fits.
-
-    References:
-      Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
-      Rates", ICML 2018, Definition 2.
     """
     check.fraction(0.5, trim_fraction=trim_fraction)
     return _by_share(trim_extremes, "trim", trim_fraction)
@@ -165,12 +153,9 @@ def trimmed_mean(trim_fraction: float) -> Reduction:
 def clipped_mean(clip_fraction: float) -> Reduction:
     r"""Coordinate-wise mean of values clipped to their inner order statistics.
 
-    As `trimmed_mean`, but the :math:`b = \lfloor \beta n \rfloor` smallest values are
-    raised to the next one and the b largest lowered to theirs (the winsorised mean;
-    Jung, (187) and (188)).
-
-    Args:
-      clip_fraction: beta, in [0, 0.5).
+    As `trimmed_mean`, with :math:`\beta` in [0, 0.5), but the :math:`b = \lfloor \beta
+    n \rfloor` smallest values are raised to the next one and the b largest lowered to
+    theirs (the winsorised mean; Jung, (187) and (188)).
     """
     check.fraction(0.5, clip_fraction=clip_fraction)
     return _by_share(clip_extremes, "clip", clip_fraction)
@@ -199,27 +184,18 @@ def geometric_median(iterations: int = 100) -> Reduction:
     r"""The update :math:`\arg\min_u \sum_i \lVert u_i - u \rVert_2` of valid clients.
 
     The norm is over all coordinates of all leaves, and clients count equally. Zero when
-    no client counts. Jung, eq. (175).
-
-    Args:
-      iterations: of `weiszfeld`.
+    no client counts. By so many iterations of `weiszfeld`; Jung, eq. (175).
     """
     check.positive_int(iterations=iterations)
-
-    def finish(updates: PyTree, cast: Cast) -> PyTree:
-        return weiszfeld(updates, cast.valid, iterations)
-
-    return stack(finish)._replace(name=f"geometric_median({iterations})")
+    rule = stack(lambda updates, cast: weiszfeld(updates, cast.valid, iterations))
+    return rule._replace(name=f"geometric_median({iterations})")
 
 
 def coordinate_median() -> Reduction:
     """The median of valid clients in every coordinate, of two in the middle their mean.
 
-    Zero when no client counts.
-
-    References:
-      Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical
-      Rates", ICML 2018, Definition 1.
+    Zero when no client counts. Yin et al., "Byzantine-Robust Distributed Learning:
+    Towards Optimal Statistical Rates", ICML 2018, Definition 1.
     """
 
     def finish(updates: PyTree, cast: Cast) -> PyTree:
@@ -236,14 +212,12 @@ def coordinate_median() -> Reduction:
 
 
 def krum(num_attackers: int) -> Reduction:
-    r"""The update that is closest to most others.
+    """The update that is closest to most others.
 
-    Of n valid clients with f attackers among them, the one whose squared distances to
-    its n - f - 2 nearest others have the smallest sum. It is NaN, which ends the run,
-    in a round with fewer than f + 3; zero when no client counts.
-
-    Args:
-      num_attackers: f >= 0. What is proven needs n > 2 f + 2.
+    Of n valid clients with f >= 0 attackers among them, the one whose squared distances
+    to its n - f - 2 nearest others have the smallest sum. What is proven needs n > 2 f
+    + 2. It is NaN, which ends the run, in a round with fewer than f + 3; zero when no
+    client counts.
 
     References:
       Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
@@ -292,10 +266,10 @@ def _present(weights: jax.Array, b: Any) -> tuple[jax.Array, jax.Array, jax.Arra
 def _weighted_mean(values: PyTree, weights: jax.Array) -> PyTree:
     def one(x: jax.Array) -> jax.Array:
         x = wide(x)
-        w = weights.astype(x.dtype)
+        w = along_rows(weights.astype(x.dtype), x)
         total = w.sum()
         # What is not there may hold anything, NaN included.
-        terms = jnp.where(along_rows(w, x) > 0, along_rows(w, x) * x, 0)
+        terms = jnp.where(w > 0, w * x, 0)
         return terms.sum(0) / jnp.where(total > 0, total, 1)
 
     return jax.tree.map(one, values)

@@ -5,6 +5,7 @@ import pytest
 
 from fedjax_core import FederatedData, ids, models, simulate
 from fedjax_core.algorithms import fedavg
+from fedjax_core.data import memmap
 from fedjax_core.models.model import Ids
 
 
@@ -39,7 +40,7 @@ def test_missing_labels_are_allowed_where_the_model_masks_them():
 
 
 def test_tokens_are_looked_at_in_pieces(monkeypatch):
-    monkeypatch.setattr(ids, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(memmap, "BLOCK", 1)
     x = np.array([[1, 2], [3, 19], [20, 0]])
     model = models.char_lstm(20, 2, 3, (4,))
     assert model.ids == {"x": Ids(20), "y": Ids(20, missing=0)}

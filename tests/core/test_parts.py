@@ -12,6 +12,7 @@ import pytest
 from tests.algorithms.generators import SOFTMAX, linear_gan, linear_vae
 
 from fedjax_core import algorithms, clip, gaussian_mean, models
+from fedjax_core.distillation import Parts as OfLabels
 from fedjax_core.parts import _KINDS
 from fedjax_core.personal import Parts
 
@@ -87,9 +88,12 @@ def test_a_method_names_what_it_can_not_be_built_from(name):
             make(config, MODEL.loss, server_lr=2.0)
         with pytest.raises(TypeError, match="downlink"):
             make(config, MODEL.loss, downlink=clip(1.0))
-    if name == "fedopt":  # it hands on what FedAvg takes
+    if "parts" in arguments and arguments["parts"].annotation == Unpack[OfLabels]:
+        known |= OfLabels.__annotations__.keys()
+    own = {"fedprox": "", "fedopt": "server_optimizer", "fedsgd": "client_optimizer"}
+    if name in own:  # they hand on what FedAvg takes
         known |= inspect.signature(METHODS["fedavg"].make).parameters.keys()
-        known -= {"server_optimizer"}
+        known -= {own[name]}
     parts = _KINDS.keys() & known
     for part in parts:
         for wrong in (3, 0, optax.adam, clip, gaussian_mean, "mean"):

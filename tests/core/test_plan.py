@@ -322,6 +322,13 @@ def test_devices_are_busy_equally_long(sizes, block_size, devices):
     )
 
 
+def test_the_longest_of_a_lap_goes_where_least_is():
+    d = draft(
+        range(6), [1, 10, 4, 6, 4, 5], LocalWork(batch_size=1), how=execution(1, 2)
+    )
+    np.testing.assert_array_equal(d.device_rows, [10 + 4 + 1, 6 + 5 + 4])
+
+
 # Edges and errors.
 
 

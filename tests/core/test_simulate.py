@@ -840,6 +840,8 @@ def test_a_result_in_numbers_and_pictures(tmp_path):
     image = imread(tmp_path / "two.png")
     assert image.shape[1] > image.shape[0] > 100
     assert image.min() < 0.5 < image.max()
+    figure.savefig(tmp_path / "again.png", dpi=150)  # with its titles
+    np.testing.assert_array_equal(imread(tmp_path / "again.png"), image)
     assert len(result.plot().axes) == len(result.evaluations)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from fedjax_core import (
 )
 from fedjax_core.algorithms import apfl, centralised, fedavg
 from fedjax_core.driver import NonFiniteUpdateError
+from fedjax_core.simulate import Cohorts
 from fedjax_core.sweep import numbers, same_but_numbers, sweep, with_numbers
 
 SIZES = [5, 1, 8, 3, 6, 2]
@@ -151,7 +153,17 @@ def test_numbers_of_plugs_are_numbers_of_a_config(caplog):
 
 
 @pytest.mark.parametrize("axis", ["map", "vmap"])
-def test_a_method_that_branches_on_a_number_is_compiled_for_each(axis, caplog):
+def test_a_method_that_branches_on_a_number_is_compiled_for_each(
+    axis, caplog, monkeypatch
+):
+    axes = []
+
+    def cohorts(*args, seeds_axis="auto", **options):
+        axes.append(seeds_axis)
+        return Cohorts(*args, seeds_axis=seeds_axis, **options)
+
+    monkeypatch.setattr(sys.modules["fedjax_core.sweep"], "Cohorts", cohorts)
+
     def make(config):
         if config.server_lr > 1:
             config = dataclasses.replace(config, weights="uniform")
@@ -160,6 +172,7 @@ def test_a_method_that_branches_on_a_number_is_compiled_for_each(axis, caplog):
     configs = [dataclasses.replace(PLAIN, server_lr=lr) for lr in (1.0, 2.0)]
     ends = sweep(make, configs, DATA, MODEL, seeds_axis=axis, **RUN)
     assert "fedavg looks at one of server_lr from Python" in caplog.text
+    assert axes == [axis] * 3  # together, then each
     for end, config in zip(ends, configs, strict=True):
         alone = simulate(
             make(config), DATA, MODEL, progress=False, seeds_axis=axis, **RUN

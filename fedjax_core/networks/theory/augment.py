@@ -1,6 +1,7 @@
 """Regularisation by other means: augmented data.
 
-The third way, a bound on the parameters, is `projections.ball`.
+The third way, a bound on the parameters, is `projections.ball`. X is ``[m, d]``, y
+``[m]`` and alpha >= 0; others, and X or y that are not finite, raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 2.5 and Exercises 2.4 and
@@ -74,13 +75,7 @@ def interpolate(
     From z to z' these are z + (z' - z) r / steps for r = 0..steps-1, features and label
     alike; the end, z', belongs to the pair in the other direction.
 
-    Args:
-      X: ``[m, d]``.
-      y: ``[m]``.
-      steps: points per pair.
-
-    Returns:
-      X ``[steps * m * (m - 1), d]`` and y, pair by pair.
+    Returns X ``[steps * m * (m - 1), d]`` and y, pair by pair.
     """
     X, y, _ = regression_data(X, y)
     check.positive_int(steps=steps)

@@ -76,9 +76,8 @@ def check_rate(eta: ArrayLike, high: float) -> None:
 
     Call it once before a loop.
 
-    Args:
-      eta: one rate or an array of rates.
-      high: :math:`\lambda_d` of Q or an upper bound of it, such as Prop. 5.1 gives.
+    eta is one rate or several, `high` :math:`\lambda_d` of Q or an upper bound of it,
+    such as Prop. 5.1 gives.
 
     Raises:
       ValueError: not 0 < eta < 1 / high.
@@ -99,24 +98,16 @@ def guaranteed_rounds(distance: float, eps: float, kappa: float) -> int:
     :math:`t(\epsilon) = \lceil \log(\lVert w_0 - \hat w \rVert / \epsilon) /
     \log(1/\kappa) \rceil`, 0 where the start is close enough.
 
-    Args:
-      distance: of the start, or an upper bound.
-      eps: > 0.
-      kappa: in [0, 1).
-
-    Raises:
-      ValueError: an argument is out of range.
+    eps is > 0, kappa in [0, 1), `distance` that of the start or an upper bound; others
+    raise ValueError.
     """
-    check.non_negative(distance=distance)
+    check.non_negative(distance=distance, kappa=kappa)
     check.positive(eps=eps)
-    check.non_negative(kappa=kappa)
     if kappa >= 1:
         raise ValueError(f"kappa must be < 1 for a guaranteed count, got {kappa}.")
     if distance <= eps:
         return 0
-    if kappa == 0:
-        return 1
-    return math.ceil(math.log(distance / eps) / -math.log(kappa))
+    return math.ceil(math.log(distance / eps) / -math.log(kappa)) if kappa else 1
 
 
 def distance_bound(gradient: PyTree, low: ArrayLike) -> jax.Array:
@@ -124,9 +115,8 @@ def distance_bound(gradient: PyTree, low: ArrayLike) -> jax.Array:
 
     :math:`\lVert w - \hat w \rVert \le \lVert \nabla f(w) \rVert / (2 \lambda_1)`.
 
-    Args:
-      gradient: of f at w, all leaves together.
-      low: :math:`\lambda_1` or a lower bound of it, > 0; infinite at 0.
+    for the gradient of f at w, all leaves together, and `low`, :math:`\lambda_1` or a
+    lower bound of it; infinite at 0.
     """
     return _norm(gradient) / (2 * jnp.asarray(low))
 
@@ -145,13 +135,8 @@ def perturbed_bound(
     at all, so the power is k - 1. With errors of at most e the limit is at most
     :math:`e / (1 - \kappa)`.
 
-    Args:
-      kappa: contraction factor of the step.
-      distance: of the start, :math:`\lVert w_0 - \hat w \rVert`.
-      errors: ``[T]``, the norms of e_0, ..., e_{T-1}.
-
-    Returns:
-      ``[T]``, the bounds for w_1, ..., w_T.
+    `errors` ``[T]`` are the norms of e_0, ..., e_{T-1}, the bounds ``[T]`` those for
+    w_1, ..., w_T.
     """
     errors = jnp.asarray(errors)
 
@@ -181,10 +166,8 @@ def probe_operator(
 ) -> OperatorProbe:
     """Tries an operator on pairs of points: they can refute a class, never prove it.
 
-    Args:
-      F: maps one point to one point.
-      first: points w, leaves ``[K, ...]``.
-      second: points v; a pair must not coincide.
+    F maps one point to one point; points w and v have leaves ``[K, ...]``, and a pair
+    must not coincide.
     """
 
     def one(w, v):

@@ -8,8 +8,9 @@ The base case that networks of devices extend. Linear regression with features
   f(w) = \frac1m \|y - Xw\|^2 + \alpha \|w - w_{\mathrm{ref}}\|^2
        = w^\top Q w + q^\top w + c .
 
-Data without rows, of other shapes or not finite, and arguments out of the ranges given
-raise ValueError.
+X is ``[m, d]``, y ``[m]``, alpha >= 0 and w_ref ``[d]``, by default the origin. Data
+without rows, of other shapes or not finite, and arguments out of the ranges given raise
+ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Chapter 2.
@@ -22,6 +23,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_float, check_finite, is_known
 from fedjax_core.linalg import pinv
+from fedjax_core.networks.graph import check_shapes
 from fedjax_core.networks.oracles import Quadratic
 from fedjax_core.types import Key
 
@@ -166,13 +168,10 @@ def estimation_error_bound(
     since w - w_true = -Q^-1 e / 2, a quarter of it holds as well, the default here.
     Jung, Prop. 2.1.
 
-    Args:
-      X: ``[m, d]``.
-      noise: ``[m]``.
-      tight: whether to take the quarter.
+    `tight` takes the quarter.
 
     Raises:
-      ValueError: no rows, other shapes, not finite, or Q = X'X / m is singular.
+      ValueError: also where Q = X'X / m is singular.
     """
     X, noise, _ = regression_data(X, noise)
     m, d = X.shape
@@ -206,7 +205,6 @@ def regression_data(
         )
     d = X.shape[1]
     ref = jnp.zeros(d, X.dtype) if w_ref is None else as_float(w_ref)
-    if ref.shape != (d,):
-        raise ValueError(f"w_ref must have shape ({d},), got {ref.shape}.")
+    check_shapes(f"({d},)", w_ref=ref)
     check_finite(X=X, y=y, w_ref=ref)
     return X, y, ref

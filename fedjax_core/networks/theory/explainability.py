@@ -1,5 +1,8 @@
 """Predictions that users can guess, and that do not hang on irrelevant attributes.
 
+T ``[n, k, d]`` are the features of the unlabelled test points of every node, `guesses`
+``[n, k]`` the user's for each; masks are bool, ``[n, k]`` for the test points that
+exist and ``[n, m]`` for rows of X ``[n, m, d]`` and y ``[n, m]``, by default all.
 Arrays of other shapes, nodes without any test point in `T` and test points that are not
 finite raise ValueError.
 

@@ -55,13 +55,8 @@ def eigenvalue_bounds(graph: Graph, Q: ArrayLike, alpha: ArrayLike) -> Eigenvalu
     1 / upper, and at 1 / (lower + upper) they contract by
     (upper - lower) / (upper + lower).
 
-    Args:
-      graph: n >= 2.
-      Q: ``[n, d, d]``, symmetric and positive semi-definite.
-      alpha: >= 0.
-
-    Raises:
-      ValueError: alpha < 0 or NaN, a single node, or losses that are not convex.
+    Q is ``[n, d, d]``, symmetric and semi-definite, n >= 2, alpha >= 0, else a
+    ValueError.
 
     References:
       Jung, Prop. 5.1 and 5.2.

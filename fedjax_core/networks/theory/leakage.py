@@ -1,7 +1,7 @@
 r"""How far the solution of GTVMin moves with one label.
 
-How well a test can tell neighbouring datasets apart is in `privacy.auditing`.
-
+How well a test can tell neighbouring datasets apart is in `privacy.auditing`. X is
+``[n, m, d]``, `mask` ``[n, m]`` bool, the data points that are there, by default all.
 Arrays of other shapes and arguments out of the ranges given raise ValueError.
 
 References:
@@ -17,7 +17,7 @@ from fedjax_core import check
 from fedjax_core.arrays import as_float, as_mask
 from fedjax_core.linalg import Inverse
 from fedjax_core.networks.coupling import coupled_inverse
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, check_shapes
 from fedjax_core.networks.oracles import least_squares_statistics
 
 
@@ -64,16 +64,9 @@ def label_sensitivity_bound(
 ) -> jax.Array:
     r"""An upper bound on `label_sensitivity` from the smallest eigenvalue of Q.
 
-    :math:`\lVert x_{ir} \rVert_2 / (m_i \lambda_1(Q))`; a lower bound on the eigenvalue
-    will do, such as that of Jung, Prop. 5.2.
-
-    Args:
-      X: ``[n, m, d]`` features.
-      smallest: lambda_1(Q) or a lower bound, > 0.
-      mask: ``[n, m]`` bool, which data points are there; all by default.
-
-    Returns:
-      ``[n, m]``, zero for data points that are not there.
+    :math:`\lVert x_{ir} \rVert_2 / (m_i \lambda_1(Q))`, ``[n, m]``, zero for data
+    points that are not there; `smallest` > 0 may be a lower bound on the eigenvalue,
+    such as that of Jung, Prop. 5.2.
     """
     check.positive(smallest=smallest)
     X, mask, count = _local_data(X, mask)
@@ -83,10 +76,9 @@ def label_sensitivity_bound(
 def check_regular(
     graph: Graph, X: ArrayLike, alpha: float, mask: ArrayLike | None = None
 ) -> float:
-    """Raises ValueError unless linear GTVMin has one solution.
+    """The smallest eigenvalue of Q, for `label_sensitivity_bound`.
 
-    Returns:
-      The smallest eigenvalue of Q, for `label_sensitivity_bound`.
+    Raises ValueError unless linear GTVMin has one solution.
     """
     *_, inverse = _problem(graph, X, alpha, mask)
     if inverse.singular:
@@ -112,8 +104,7 @@ def _local_data(
     X: ArrayLike, mask: ArrayLike | None, n: int | str = "n"
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     X = as_float(X)
-    if X.ndim != 3 or n not in ("n", len(X)):
-        raise ValueError(f"X must have shape ({n}, m, d), got {X.shape}.")
+    check_shapes(f"({n}, m, d)", X=X)
     mask = as_mask("mask", mask, X.shape[:2])
     X = jnp.where(mask[:, :, None], X, 0)
     return X, mask, jnp.maximum(mask.sum(1), 1).astype(X.dtype)

@@ -1,8 +1,8 @@
 """Human oversight: validation errors per node, and uncertainty.
 
-To watch them during a run and keep them, give `networks.run` an `evaluate` with them.
-
-Arrays of other shapes and arguments out of the ranges given raise ValueError.
+To watch them during a run and keep them, give `networks.run` an `evaluate` with them. W
+is ``[n, d]``, X ``[n, m, d]``, y ``[n, m]`` and `mask` ``[n, m]`` bool, the rows that
+exist, by default all; arrays of other shapes raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Sections 8.1 and 8.4.
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_core.arrays import as_mask
+from fedjax_core.networks.graph import check_shapes
 
 
 def validation_error(
@@ -60,11 +61,7 @@ def _residuals(
 ) -> tuple[jax.Array, jax.Array]:
     """Labels minus predictions, and which rows exist; each ``[n, m]``."""
     rows = existing_rows(X, y, mask)
-    if X.ndim != 3 or W.shape != (len(X), X.shape[2]):
-        raise ValueError(
-            "W, X and y must have shapes (n, d), (n, m, d) and (n, m), got "
-            f"{W.shape}, {X.shape} and {y.shape}."
-        )
+    check_shapes("(n, d), (n, m, d) and (n, m)", W=W, X=X, y=y)
     # Not only the result: the slope of what is NaN would be NaN.
     X = jnp.where(rows[..., None], X, 0)
     return jnp.where(rows, y, 0) - jnp.einsum("nmd,nd->nm", X, W), rows

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_core import check
+from fedjax_core.networks.graph import check_shapes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,29 +54,32 @@ class Setting:
     def __post_init__(self):
         for name in ("availability", "delays", "covariances", "noise"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), np.float64))
-        num_clients, d = np.shape(self.covariances)[:2]
+        K, d = np.shape(self.covariances)[:2]
         check.positive_int(num_shared=self.num_shared)
         check.in_range(1, d, num_shared=self.num_shared)
         check.in_range(0, 1, late_weight=self.late_weight)
-        check.each_non_negative("client", noise=self.noise)
-        for name in ("availability", "delays"):
-            check.each_non_negative("entry", **{name: getattr(self, name)})
+        entries = {x: getattr(self, x) for x in ("availability", "delays", "noise")}
+        check.each_non_negative("entry", **entries)
         for name, most in (("availability", np.max), ("delays", np.sum)):
-            if most(getattr(self, name)) > 1 + 1e-9:
-                raise ValueError(
-                    f"{name} must be probabilities, got {getattr(self, name)}."
-                )
+            if most(entries[name]) > 1 + 1e-9:
+                raise ValueError(f"{name} must be probabilities, got {entries[name]}.")
         for name in ("availability", "noise"):
-            if (shape := np.shape(getattr(self, name))) != (num_clients,):
-                raise ValueError(
-                    f"{name} must have shape ({num_clients},), one value for each "
-                    f"covariance, got {shape}."
-                )
+            check_shapes(f"({K},)", **{name: entries[name]})
 
     @functools.cached_property
     def moments(self) -> "Moments":
         """See `Moments`; enumerates all masks."""
-        return _moments(self)
+        p, delays, d = np.asarray(self.availability), np.asarray(self.delays), _d(self)
+        arriving, shape = np.outer(delays, p).ravel(), (len(delays), len(p), d)
+        A, AA = _mean(
+            (chance, merge_matrix(masks, len(delays) - 1))
+            for chance, masks in _masks(p, d, self.num_shared)
+        )
+        B, BB = _mean(
+            (chance, aggregation_matrix(masks.reshape(shape), self.late_weight))
+            for chance, masks in _masks(arriving, d, self.num_shared)
+        )
+        return Moments(A, B, AA, BB)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,10 +162,7 @@ def error_map(
 ) -> np.ndarray:
     """F transposed: the map of the errors' second moments, ``[N^2, N^2]``.
 
-    Args:
-      setting: what it is of.
-      step_size: mu > 0.
-      second_order: with the term of mu^2, which the text leaves out.
+    `second_order` is with the term of mu^2, which the text leaves out.
     """
     check.positive(step_size=step_size)
     R = _covariance(setting)
@@ -211,9 +212,8 @@ def transient(
       second_order: see `error_map`.
     """
     F, driven = error_map(setting, step_size, second_order), _driven(setting, step_size)
-    error = np.tile(
-        np.asarray(target, np.float64), len(setting.moments.A) // _d(setting)
-    )
+    copies = len(setting.moments.A) // _d(setting)
+    error = np.tile(np.asarray(target, np.float64), copies)
     P, found = np.kron(error, error), []
     for _ in range(iterations + 1):
         found.append(_of_server(setting, P))
@@ -287,24 +287,6 @@ def _driven(setting: Setting, step_size: float) -> np.ndarray:
 def _of_server(setting: Setting, P: np.ndarray) -> float:
     N, d = len(setting.moments.A), _d(setting)
     return float(np.trace(P.reshape(N, N)[:d, :d]))
-
-
-def _moments(setting: Setting) -> Moments:
-    p, delays = np.asarray(setting.availability), np.asarray(setting.delays)
-    d = _d(setting)
-
-    def merged() -> Iterator[tuple[float, np.ndarray]]:
-        for chance, masks in _masks(p, d, setting.num_shared):
-            yield chance, merge_matrix(masks, len(delays) - 1)
-
-    def aggregated() -> Iterator[tuple[float, np.ndarray]]:
-        arriving = (delays[:, None] * p).ravel()
-        for chance, masks in _masks(arriving, d, setting.num_shared):
-            shaped = masks.reshape(len(delays), len(p), d)
-            yield chance, aggregation_matrix(shaped, setting.late_weight)
-
-    (A, AA), (B, BB) = _mean(merged()), _mean(aggregated())
-    return Moments(A, B, AA, BB)
 
 
 def _mean(draws: Iterator[tuple[float, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

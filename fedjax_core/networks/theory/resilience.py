@@ -15,11 +15,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from fedjax_core import check
-from fedjax_core.arrays import as_mask
+from fedjax_core.arrays import as_mask, is_known
 from fedjax_core.networks.graph import Graph, laplacian
 from fedjax_core.networks.spectrum import hops, laplacian_matrix
 from fedjax_core.types import Key, PyTree
@@ -132,11 +131,9 @@ def failures(
       samples: S.
     """
     check.positive_int(samples=samples)
-    for name, p in (("link_failure", link_failure), ("node_failure", node_failure)):
-        if not isinstance(p, Tracer):
-            p = jnp.asarray(p)
-            if not ((p >= 0) & (p <= 1)).all():
-                raise ValueError(f"{name} must be in [0, 1], got {p}.")
+    rates = {"link_failure": link_failure, "node_failure": node_failure}
+    known = {name: p for name, p in rates.items() if is_known(p)}
+    check.each_in_range(0, 1, **known)
 
     def sample(key):
         link_key, node_key = jax.random.split(key)

@@ -5,8 +5,10 @@ With :math:`\lambda_{\max}` the largest eigenvalue of all Q_i and :math:`\bar\la
 the smallest of their mean (eq. (105)), bounds are infinite where
 :math:`\bar\lambda = 0`.
 
-Arrays of other shapes, rows that are not finite and arguments out of the ranges given
-raise ValueError.
+Everywhere X is ``[n, m, d]``, Q ``[n, d, d]`` with X_i'X_i / m_i, `graph` a connected
+network and `mask` ``[n, m]`` bool, the rows that exist, by default all; m_i counts
+them. Arrays of other shapes, rows that are not finite and arguments out of the ranges
+given raise ValueError.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Section 8.2.
@@ -21,7 +23,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_float, as_mask, flat_rows
 from fedjax_core.linalg import least_norm_solve
-from fedjax_core.networks.graph import Graph
+from fedjax_core.networks.graph import Graph, check_shapes
 from fedjax_core.networks.gtvmin import closed_form
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics
 from fedjax_core.networks.theory.gtvmin_bounds import deviation_bound, eigenvalue_bounds
@@ -92,10 +94,7 @@ def sensitivity_bounds(
       mask: ``[n, m]`` bool, the rows that exist; by default all. m_i counts them.
     """
     change = as_float(change)
-    if change.ndim != 2 or len(change) != graph.num_nodes:
-        raise ValueError(
-            f"change must have shape ({graph.num_nodes}, m), got {change.shape}."
-        )
+    check_shapes(f"({graph.num_nodes}, m)", change=change)
     squares, count = _energy(change, mask)
     energy, scaled = squares.sum(), (squares / count).sum()
     largest = jnp.linalg.eigvalsh(Q)[:, -1].max()
@@ -205,11 +204,9 @@ def robustness_bound(
 
     Jung, eq. (174).
 
-    Args:
-      strong_convexity: sigma_i >= 0; for a quadratic twice the smallest eigenvalue of
-        Q_i, whose eigenvector attains the bound.
-      alpha: > 0.
-      degree: weighted, >= 0; a node without neighbours is not disturbed at all.
+    `strong_convexity` is sigma_i >= 0; for a quadratic twice the smallest eigenvalue of
+    Q_i, whose eigenvector attains the bound. alpha is > 0, `degree` weighted, >= 0; a
+    node without neighbours is not disturbed at all.
     """
     check.positive(alpha=alpha)
     rho = 2 * alpha * jnp.asarray(degree)
