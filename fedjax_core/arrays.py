@@ -23,9 +23,20 @@ def as_float(x: ArrayLike) -> jax.Array:
     # Inside jit NumPy's arrays would become traced.
     known = is_known(*jax.tree.leaves(x))
     with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+        if isinstance(x, np.ndarray):
+            floats = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else float
+            return from_host(x, jax.dtypes.canonicalize_dtype(floats))
         x = jnp.asarray(x)
         inexact = jnp.issubdtype(x.dtype, jnp.inexact)
         return x if inexact else x.astype(jnp.result_type(float))
+
+
+def from_host(x: ArrayLike, dtype: Any) -> jax.Array:
+    """A copy of what is on the host, in a dtype that JAX has.
+
+    Cast there: ``jnp.asarray`` would compile a program for each shape.
+    """
+    return jnp.asarray(np.array(x, dtype), dtype)
 
 
 def check_finite(**arrays: ArrayLike) -> None:
@@ -55,6 +66,8 @@ def as_mask(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> jax.A
 
     None is all True.
     """
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        value = from_host(value, bool)
     mask = jnp.ones(shape, bool) if value is None else jnp.asarray(value)
     if mask.dtype != bool or mask.shape != shape:
         raise ValueError(

@@ -15,6 +15,7 @@ References:
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from itertools import chain
@@ -28,7 +29,7 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 
 from fedjax_core import check
-from fedjax_core.arrays import along_rows, by_row, is_known
+from fedjax_core.arrays import along_rows, by_row, from_host, is_known
 from fedjax_core.types import PyTree
 
 # How many neighbours one row of a table holds. Sums over neighbours gather slot by slot
@@ -168,14 +169,11 @@ class Graph:
         start = np.r_[0, np.cumsum(count)]
         tables, row, more = _tables(source, start)
 
-        def ints(x):
-            # Cast on the host: jax would compile a program for each shape.
-            return jnp.asarray(np.asarray(x, np.int32), jnp.int32)
-
+        ints = functools.partial(from_host, dtype=np.int32)
         return cls(
             ints(head),
             ints(tail),
-            jnp.asarray(weight, dtype),
+            from_host(weight, dtype),
             ints(source),
             ints(target),
             ints(edge),
