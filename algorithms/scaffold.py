@@ -31,9 +31,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check, server
-from fedjax_core.arrays import num_bytes, repeat_rows
-from fedjax_core.local import init_bytes, local_sgd, with_stats
+from fedjax_core import server
+from fedjax_core.arrays import repeat_rows
+from fedjax_core.local import LocalConfig, init_bytes, local_sgd, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
@@ -41,29 +41,23 @@ from fedjax_core.transform import Transform, identity, with_transform
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,
-    LocalWork,
     LossFn,
     Params,
+    Positive,
     trained,
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    r"""Hyper-parameters of SCAFFOLD.
+class Config(LocalConfig):
+    r"""Hyper-parameters of SCAFFOLD, with those of `LocalConfig`.
 
     Attributes:
       client_lr: :math:`\eta_l`, step size of the clients.
       server_lr: :math:`\eta_g`, step size of the server.
-      work: local work per client and round.
     """
 
-    client_lr: float = 0.1
-    server_lr: float = 1.0
-    work: LocalWork = LocalWork()
-
-    def __post_init__(self):
-        check.positive(client_lr=self.client_lr, server_lr=self.server_lr)
+    server_lr: Positive = 1.0
 
 
 class State(NamedTuple):
@@ -200,10 +194,7 @@ def make(
         init=init,
         round=round,
         # Its correction and its control variate, before and after.
-        client_bytes=lambda params: (
-            3 * num_bytes(params)
-            + init_bytes(_optimizer(config, client_optimizer))(params)
-        ),
+        client_bytes=init_bytes(_optimizer(config, client_optimizer), models=3),
         parts={
             "client_optimizer": "custom" if client_optimizer else "sgd",
             "transform": transform.name,

@@ -26,17 +26,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import check
 from fedjax_core.networks import admm, labelled
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.oracles import least_squares_statistics
 from fedjax_core.networks.policies import Policy
 from fedjax_core.networks.run import System
-from fedjax_core.types import Metrics
+from fedjax_core.types import (
+    Checked,
+    Metrics,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Share,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Checked):
     """How nodes learn.
 
     Attributes:
@@ -50,17 +56,14 @@ class Config:
       ValueError: an attribute out of range, or one cluster with a tau or a policy.
     """
 
-    num_clusters: int = 1
-    rho: float = 1.0
-    strength: float = 0.0
-    tau: float = 0.0
+    num_clusters: PositiveInt = 1
+    rho: Positive = 1.0
+    strength: NonNegative = 0.0
+    tau: Share = 0.0
     policy: Policy | None = None
 
     def __post_init__(self):
-        check.positive_int(num_clusters=self.num_clusters)
-        check.positive(rho=self.rho)
-        check.non_negative(strength=self.strength)
-        check.in_range(0, 1, tau=self.tau)
+        super().__post_init__()
         if self.num_clusters == 1 and (self.tau or self.policy):
             raise ValueError(
                 "num_clusters must be >= 2 to learn from other clusters, got 1 with "

@@ -28,7 +28,7 @@ References:
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,11 +42,11 @@ from fedjax_core.networks.streaming import (
     featurise,
     held_out_error,
 )
-from fedjax_core.types import Key
+from fedjax_core.types import Checked, Key, Positive, PositiveInt, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Checked):
     """What PAO-Fed and its relatives differ in.
 
     Attributes:
@@ -67,14 +67,14 @@ class Config:
         the majority's: SignSGD. Others' models are not kept.
     """
 
-    step_size: float = 0.4
-    num_shared: int | None = 4
+    step_size: Positive = 0.4
+    num_shared: PositiveInt | None = 4
     coordinated: bool = False
     refined: bool = True
-    late_weight: float = 1.0
-    max_delay: int = 10
-    delay_unit: int = 1
-    sample_rate: float = 1.0
+    late_weight: Share = 1.0
+    max_delay: Annotated[int, check.non_negative_int] = 10
+    delay_unit: PositiveInt = 1
+    sample_rate: Share = 1.0
     autonomous: bool = True
     full_downlink: bool = False
     latest_wins: bool = True
@@ -82,17 +82,12 @@ class Config:
     signs: bool = False
 
     def __post_init__(self):
-        check.positive(step_size=self.step_size)
-        check.in_range(0, 1, late_weight=self.late_weight, sample_rate=self.sample_rate)
-        check.non_negative(max_delay=self.max_delay)
-        check.positive_int(delay_unit=self.delay_unit)
+        super().__post_init__()
         if self.max_delay % self.delay_unit:
             raise ValueError(
                 f"max_delay must be a multiple of delay_unit={self.delay_unit}, got "
                 f"{self.max_delay}."
             )
-        if self.num_shared is not None:
-            check.positive_int(num_shared=self.num_shared)
         if self.signs and self.num_shared is not None:
             raise ValueError(
                 f"num_shared must be None where signs are sent, got {self.num_shared}."

@@ -26,7 +26,7 @@ References:
 """
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +39,19 @@ from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.run import System
 from fedjax_core.networks.spectrum import check_connected
 from fedjax_core.privacy import Budget
-from fedjax_core.types import Metrics
+from fedjax_core.types import (
+    Checked,
+    Fraction,
+    Metrics,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Share,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Checked):
     r"""How clients and servers learn.
 
     Attributes:
@@ -69,36 +77,23 @@ class Config:
         another mixing than "neighbours", or a budget without gradient_bound.
     """
 
-    num_clusters: int = 1
-    rho: float = 1.0
-    strength: float = 0.0
+    num_clusters: PositiveInt = 1
+    rho: Positive = 1.0
+    strength: NonNegative = 0.0
     error: Literal["squared", "logistic"] = "squared"
-    tau: float = 0.0
-    tau_decay: float = 1.0
+    tau: Fraction = 0.0
+    tau_decay: Annotated[Share, check.positive] = 1.0
     mixing: Literal["neighbours", "metropolis", "none"] = "neighbours"
     update: Literal["multi", "single"] = "multi"
     reply: Literal["model", "aggregate"] = "model"
-    per_server: int | None = None
+    per_server: PositiveInt | None = None
     penalty_shared_by: Literal["server", "cluster"] = "server"
-    solver_steps: int = 30
+    solver_steps: PositiveInt = 30
     budget: Budget | None = None
     gradient_bound: float | None = None
 
     def __post_init__(self):
-        check.positive_int(
-            num_clusters=self.num_clusters, solver_steps=self.solver_steps
-        )
-        if self.per_server is not None:
-            check.positive_int(per_server=self.per_server)
-        check.positive(rho=self.rho, tau_decay=self.tau_decay)
-        check.in_range(0, 1, tau_decay=self.tau_decay)
-        check.fraction(tau=self.tau)
-        check.non_negative(strength=self.strength)
-        check.one_of(("squared", "logistic"), error=self.error)
-        check.one_of(("neighbours", "metropolis", "none"), mixing=self.mixing)
-        check.one_of(("multi", "single"), update=self.update)
-        check.one_of(("model", "aggregate"), reply=self.reply)
-        check.one_of(("server", "cluster"), penalty_shared_by=self.penalty_shared_by)
+        super().__post_init__()
         private.check_bound(self.budget, self.gradient_bound)
         if self.update == "single" and self.mixing != "neighbours":
             raise ValueError(

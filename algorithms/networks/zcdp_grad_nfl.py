@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
 from fedjax_core.networks import private, risks
 from fedjax_core.networks.builders import metropolis
 from fedjax_core.networks.graph import Graph, laplacian
@@ -29,11 +28,11 @@ from fedjax_core.networks.run import System
 from fedjax_core.networks.schedules import power_decay
 from fedjax_core.networks.spectrum import check_connected
 from fedjax_core.privacy import Budget
-from fedjax_core.types import Metrics
+from fedjax_core.types import Checked, Metrics, NonNegative, Positive
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Checked):
     r"""How nodes learn and what they may give away.
 
     Attributes:
@@ -43,14 +42,13 @@ class Config:
       gradient_bound: as for `zcdp_nfl.Config`.
     """
 
-    step_size: float = 1.0
-    decay: float = 0.5
+    step_size: Positive = 1.0
+    decay: NonNegative = 0.5
     budget: Budget | None = None
     gradient_bound: float | None = None
 
     def __post_init__(self):
-        check.positive(step_size=self.step_size)
-        check.non_negative(decay=self.decay)
+        super().__post_init__()
         private.check_bound(self.budget, self.gradient_bound)
 
     @property

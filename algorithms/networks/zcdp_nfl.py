@@ -28,18 +28,17 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_core import check
 from fedjax_core.networks import admm, private, risks
 from fedjax_core.networks.graph import Graph, degree
 from fedjax_core.networks.run import System
 from fedjax_core.networks.schedules import power_decay
 from fedjax_core.networks.spectrum import check_connected
 from fedjax_core.privacy import Budget
-from fedjax_core.types import Metrics
+from fedjax_core.types import Checked, Metrics, NonNegative, Positive
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Checked):
     r"""How nodes learn and what they may give away.
 
     Attributes:
@@ -57,17 +56,15 @@ class Config:
       ValueError: an attribute out of range, or a budget without gradient_bound.
     """
 
-    rho: float = 1.0
-    step_size: float = 1.0
-    decay: float = 0.0
+    rho: Positive = 1.0
+    step_size: Positive = 1.0
+    decay: NonNegative = 0.0
     primal: Literal["linearised", "exact"] = "linearised"
     budget: Budget | None = None
     gradient_bound: float | None = None
 
     def __post_init__(self):
-        check.positive(rho=self.rho, step_size=self.step_size)
-        check.non_negative(decay=self.decay)
-        check.one_of(("linearised", "exact"), primal=self.primal)
+        super().__post_init__()
         private.check_bound(self.budget, self.gradient_bound)
 
     @property

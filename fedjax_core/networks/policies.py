@@ -19,8 +19,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import check
-from fedjax_core.types import Key
+from fedjax_core.types import Checked, Key, NonNegative, PositiveInt
 
 Value = Callable[[jax.Array], jax.Array]
 
@@ -34,7 +33,7 @@ class Policy(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Greedy:
+class Greedy(Checked):
     """Takes the best of equally spaced weights from 0 to 1, (6.8).
 
     Attributes:
@@ -42,10 +41,7 @@ class Greedy:
         where a value is NaN.
     """
 
-    num_actions: int = 21
-
-    def __post_init__(self):
-        check.positive_int(num_actions=self.num_actions)
+    num_actions: PositiveInt = 21
 
     def __call__(self, key: Key, tau: jax.Array, value: Value) -> jax.Array:
         """The best action of every node."""
@@ -56,17 +52,14 @@ class Greedy:
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyGradient:
+class PolicyGradient(Checked):
     """Deterministic policy gradient: a step down the slope of the value, (6.13).
 
     Attributes:
       step_size: >= 0.
     """
 
-    step_size: float = 0.001
-
-    def __post_init__(self):
-        check.non_negative(step_size=self.step_size)
+    step_size: NonNegative = 0.001
 
     def __call__(self, key: Key, tau: jax.Array, value: Value) -> jax.Array:
         """A step."""
@@ -76,7 +69,7 @@ class PolicyGradient:
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCritic:
+class ActorCritic(Checked):
     """Stochastic actor-critic: towards a random action if it is better, else away.
 
     (6.14), with actions in [0, 1], so that every model they are judged by exists.
@@ -86,11 +79,8 @@ class ActorCritic:
       step_size: >= 0, the part of the way.
     """
 
-    width: float = 0.05
-    step_size: float = 0.1
-
-    def __post_init__(self):
-        check.non_negative(width=self.width, step_size=self.step_size)
+    width: NonNegative = 0.05
+    step_size: NonNegative = 0.1
 
     def __call__(self, key: Key, tau: jax.Array, value: Value) -> jax.Array:
         """Draws an action and takes a step."""
@@ -101,7 +91,7 @@ class ActorCritic:
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(Checked):
     """Batch reinforcement learning: several steps of a policy in every round.
 
     Attributes:
@@ -110,10 +100,7 @@ class Batch:
     """
 
     policy: Policy
-    epochs: int = 3
-
-    def __post_init__(self):
-        check.positive_int(epochs=self.epochs)
+    epochs: PositiveInt = 3
 
     def __call__(self, key: Key, tau: jax.Array, value: Value) -> jax.Array:
         """Several steps, with keys of their own."""

@@ -14,8 +14,9 @@ References:
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import is_known
 from fedjax_core.privacy.calibration import gaussian_sigma_classical
+from fedjax_core.types import Checked, Positive, PositiveInt
 
 Schedule = Literal["budget", "variance"]
 
@@ -81,7 +83,7 @@ def spend(spent: jax.Array, budget: ArrayLike, sent: ArrayLike) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class DynamicBudget:
+class DynamicBudget(Checked):
     r"""Budgets that grow from message to message, as noise may fall near the end.
 
     With "budget", message n = 1, 2, ... spends :math:`\varphi_1 \zeta^{-(n - 1)}`. With
@@ -94,14 +96,9 @@ class DynamicBudget:
       schedule: which of the two is geometric.
     """
 
-    first: float
-    decay: float = 1.0
+    first: Positive
+    decay: Annotated[Positive, functools.partial(check.in_range, 0, 1)] = 1.0
     schedule: Schedule = "budget"
-
-    def __post_init__(self):
-        check.positive(first=self.first, decay=self.decay)
-        check.in_range(0, 1, decay=self.decay)
-        check.one_of(get_args(Schedule), schedule=self.schedule)
 
     def message(
         self, t: ArrayLike, sensitivity: ArrayLike, first_sensitivity: ArrayLike
@@ -141,7 +138,7 @@ class DynamicBudget:
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitBudget:
+class SplitBudget(Checked):
     """An (epsilon, delta) in equal parts for a number of messages: the naive way.
 
     Every message is (epsilon / T, delta / T)-DP by the classical formula, at any
@@ -154,14 +151,9 @@ class SplitBudget:
       messages: T >= 1; a run of more rounds is refused.
     """
 
-    epsilon: float
-    delta: float
-    messages: int
-
-    def __post_init__(self):
-        check.positive(epsilon=self.epsilon)
-        check.open_interval(0, 1, delta=self.delta)
-        check.positive_int(messages=self.messages)
+    epsilon: Positive
+    delta: Annotated[float, functools.partial(check.open_interval, 0, 1)]
+    messages: PositiveInt
 
     @classmethod
     def matching(cls, budget: DynamicBudget, delta: float, messages: int) -> Self:
