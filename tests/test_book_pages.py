@@ -8,7 +8,10 @@ import pytest
 PAGES = Path(__file__).parent.parent / "docs" / "how-to"
 
 
-@pytest.mark.parametrize("name", ["one-device", "trust", "privacy"])
+@pytest.mark.parametrize(
+    "name",
+    ["one-device", "trust", "privacy", "learn-a-graph", "steps-on-a-network"],
+)
 def test_a_page_runs(name: str, x64: None) -> None:
     text = (PAGES / f"{name}.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)

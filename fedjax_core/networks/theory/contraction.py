@@ -113,8 +113,7 @@ def guaranteed_rounds(distance: float, eps: float, kappa: float) -> int:
 def distance_bound(gradient: PyTree, low: ArrayLike) -> jax.Array:
     r"""A bound on the distance to the minimiser, from what is known at w.
 
-    :math:`\lVert w - \hat w \rVert \le \lVert \nabla f(w) \rVert / (2 \lambda_1)`.
-
+    :math:`\lVert w - \hat w \rVert \le \lVert \nabla f(w) \rVert / (2 \lambda_1)`
     for the gradient of f at w, all leaves together, and `low`, :math:`\lambda_1` or a
     lower bound of it; infinite at 0.
     """
