@@ -29,7 +29,7 @@ from jax.typing import ArrayLike
 from fedjax_core import check
 from fedjax_core.arrays import as_float, is_known, keep_rows, wide_if_known
 from fedjax_core.networks.graph import Graph, check_ints, check_rows, degree
-from fedjax_core.networks.iterate import check_count, iterate
+from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.operators import (
     Channel,
     Operator,
@@ -69,7 +69,7 @@ class Schedule:
             isinstance(x, Tracer) for x in self._arrays
         ):
             return  # a pytree of something else, on its way through a transformation
-        check_count(max_delay=self.max_delay)
+        check.non_negative_int(max_delay=self.max_delay)
         active, delay = np.asarray(self.active), np.asarray(self.delay)
         if active.dtype != bool:
             raise TypeError(f"active must be bool, got dtype {active.dtype}.")

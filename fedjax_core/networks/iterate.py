@@ -64,7 +64,7 @@ def iterate(
       ValueError: `rounds` is negative or no multiple of `every`.
       TypeError: one of them is no int.
     """
-    check_count(rounds=rounds)
+    check.non_negative_int(rounds=rounds)
     check.positive_int(every=every)
     if rounds % every:
         raise ValueError(f"rounds must be a multiple of every={every}, got {rounds}.")
@@ -105,7 +105,7 @@ def iterate_until(
       ValueError: `max_rounds` is negative.
       TypeError: it is no int.
     """
-    check_count(max_rounds=max_rounds)
+    check.non_negative_int(max_rounds=max_rounds)
 
     def more(carry):
         return (carry.rounds < max_rounds) & ~carry.converged
@@ -145,14 +145,6 @@ def block_norms(W: PyTree) -> jax.Array:
 def block_max_norm(W: PyTree) -> jax.Array:
     r"""The largest norm of a node's parameters, :math:`\max_i \lVert w_i \rVert_2`."""
     return jnp.max(block_norms(W), initial=0)
-
-
-def check_count(**values: int) -> None:
-    """Raises TypeError unless every value is an int, ValueError unless it is >= 0."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{name} must be an int, got {value!r}.")
-        check.non_negative(**{name: value})
 
 
 def _key_of(key: Key | None, t: jax.Array) -> Key | None:
