@@ -21,7 +21,6 @@ References:
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +31,7 @@ from fedjax_core.arrays import along_rows
 from fedjax_core.local import local_sgd
 from fedjax_core.parts import check_parts
 from fedjax_core.reduce import Reduction, mean
+from fedjax_core.transform import Transform
 from fedjax_core.types import (
     Algorithm,
     Fraction,
@@ -98,19 +98,25 @@ def normalised_mean(config: Config) -> Reduction:
     return Reduction(identity, add, plain.merge, finish, name="normalised_mean")
 
 
-def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
-    """Builds FedNova for the given loss; other arguments as in `fedavg.make`.
-
-    Of these `client_optimizer`, `program`, `reduce` and `mixing` are not to be given.
-    """
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    server_optimizer: optax.GradientTransformation | None = None,
+    transform: Transform | None = None,
+    downlink: Transform | None = None,
+) -> Algorithm:
+    """Builds FedNova for the given loss; arguments as in `fedavg.make`."""
     check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
         config,
         loss_fn,
         client_optimizer=optax.sgd(config.client_lr, momentum=config.momentum),
+        server_optimizer=server_optimizer,
         program=functools.partial(local_sgd, proximal=config.mu),
+        transform=transform,
         reduce=normalised_mean(config),
-        **parts,
+        downlink=downlink,
     )
-    said = {**algorithm.parts, "client_optimizer": "sgd"}
-    return dataclasses.replace(algorithm, name="fednova", parts=said)
+    parts = {**algorithm.parts, "client_optimizer": "sgd"}
+    return dataclasses.replace(algorithm, name="fednova", parts=parts)

@@ -16,11 +16,15 @@ References:
 
 import dataclasses
 import functools
-from typing import Any
+
+import optax
 
 from fedjax_core.algorithms import fedavg
+from fedjax_core.fair.decider import Decider
 from fedjax_core.local import local_sgd
 from fedjax_core.parts import check_parts
+from fedjax_core.reduce import Reduction
+from fedjax_core.transform import Transform
 from fedjax_core.types import Algorithm, LossFn, NonNegative
 
 
@@ -35,9 +39,28 @@ class Config(fedavg.Config):
     mu: NonNegative = 0.01
 
 
-def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
-    """Builds FedProx for the given loss; other arguments as in `fedavg.make`."""
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    client_optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: optax.GradientTransformation | None = None,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+    downlink: Transform | None = None,
+    mixing: Decider | None = None,
+) -> Algorithm:
+    """Builds FedProx for the given loss; arguments as in `fedavg.make`."""
     check_parts(Config, config, loss_fn)
-    program = functools.partial(local_sgd, proximal=config.mu)
-    algorithm = fedavg.make(config, loss_fn, program=program, **parts)
+    algorithm = fedavg.make(
+        config,
+        loss_fn,
+        client_optimizer=client_optimizer,
+        server_optimizer=server_optimizer,
+        program=functools.partial(local_sgd, proximal=config.mu),
+        transform=transform,
+        reduce=reduce,
+        downlink=downlink,
+        mixing=mixing,
+    )
     return dataclasses.replace(algorithm, name="fedprox")

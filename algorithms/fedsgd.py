@@ -17,14 +17,17 @@ References:
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_core.algorithms import fedavg
 from fedjax_core.local import full_gradient
 from fedjax_core.parts import check_parts
+from fedjax_core.reduce import Reduction
+from fedjax_core.transform import Transform
 from fedjax_core.types import (
     Algorithm,
     Checked,
@@ -67,11 +70,16 @@ def client_program(loss_fn: LossFn) -> ClientProgram:
     return program._replace(finish=finish)
 
 
-def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
-    """Builds FedSGD for the given loss; other arguments as in `fedavg.make`.
-
-    Of these `client_optimizer`, `program` and `mixing` are not to be given.
-    """
+def make(
+    config: Config,
+    loss_fn: LossFn,
+    *,
+    server_optimizer: optax.GradientTransformation | None = None,
+    transform: Transform | None = None,
+    reduce: Reduction | None = None,
+    downlink: Transform | None = None,
+) -> Algorithm:
+    """Builds FedSGD for the given loss; arguments as in `fedavg.make`."""
     check_parts(Config, config, loss_fn)
     algorithm = fedavg.make(
         fedavg.Config(
@@ -80,10 +88,11 @@ def make(config: Config, loss_fn: LossFn, **parts: Any) -> Algorithm:
             weights=config.weights,
         ),
         loss_fn,
-        client_optimizer=None,
+        server_optimizer=server_optimizer,
         program=lambda loss_fn, _: client_program(loss_fn),
-        mixing=None,
-        **parts,
+        transform=transform,
+        reduce=reduce,
+        downlink=downlink,
     )
-    said = {k: v for k, v in algorithm.parts.items() if k != "client_optimizer"}
-    return dataclasses.replace(algorithm, name="fedsgd", config=config, parts=said)
+    parts = {k: v for k, v in algorithm.parts.items() if k != "client_optimizer"}
+    return dataclasses.replace(algorithm, name="fedsgd", config=config, parts=parts)

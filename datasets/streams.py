@@ -65,7 +65,8 @@ class Config:
             by_group = getattr(self, name)
             if not by_group:
                 raise ValueError(f"{name} must have a number or more, got {by_group}.")
-            check.each_in_range(0, 1, **{name: by_group})
+            for value in by_group:
+                check.in_range(0, 1, **{name: value})
 
 
 def nonlinear(config: Config) -> Callable[[Key], World]:

@@ -449,9 +449,10 @@ def check_each(
     The rule is one of `check`, or all values that are known; no field may be empty.
     """
     keep = rule if callable(rule) else functools.partial(check.one_of, rule)
+    kinds = {field.name: field.type for field in dataclasses.fields(experiment)}
     for name in names:
         value = getattr(experiment, name)
-        values = value if isinstance(value, tuple) else (value,)
+        values = value if get_origin(kinds[name]) is tuple else (value,)
         if not values:
             raise ValueError(f"{name} must not be empty.")
         for each in values:

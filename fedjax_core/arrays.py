@@ -23,7 +23,7 @@ def as_float(x: ArrayLike) -> jax.Array:
     # Inside jit NumPy's arrays would become traced.
     known = is_known(*jax.tree.leaves(x))
     with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
-        if isinstance(x, np.ndarray):
+        if type(x) is np.ndarray and x.dtype.kind in "biufc":
             floats = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else float
             return from_host(x, jax.dtypes.canonicalize_dtype(floats))
         x = jnp.asarray(x)
@@ -66,7 +66,7 @@ def as_mask(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> jax.A
 
     None is all True.
     """
-    if isinstance(value, np.ndarray) and value.dtype == bool:
+    if type(value) is np.ndarray and value.dtype == bool:
         value = from_host(value, bool)
     mask = jnp.ones(shape, bool) if value is None else jnp.asarray(value)
     if mask.dtype != bool or mask.shape != shape:

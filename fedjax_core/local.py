@@ -154,7 +154,9 @@ def by_round(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
         factor = jnp.asarray(schedule(round))
         return jax.tree.map(lambda u: (factor * u).astype(u.dtype), updates), state
 
-    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)  # pyright: ignore
+    return optax.GradientTransformationExtraArgs(  # pyright: ignore
+        optax.identity().init, update
+    )
 
 
 def proximal_gradient(mu: ArrayLike, params: Params, center: Params) -> PyTree:

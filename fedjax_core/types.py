@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import inspect
 import operator
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -40,7 +42,9 @@ class Checked:
     """The base of a dataclass whose fields are checked by their types.
 
     A `Literal` lists the values of a field, and an `Annotated` has its rule: a function
-    of `fedjax_core.check`. None passes where the type is a union with it.
+    of `fedjax_core.check`. None passes where the type is a union with it. Rules of a
+    field that a subclass declares anew still hold; a new `Literal` replaces the old.
+    Annotations that are text are understood where their names are of the module.
     """
 
     def __post_init__(self):
@@ -53,16 +57,25 @@ class Checked:
 @functools.cache
 def _rules(kind: type) -> list[tuple[str, Callable[..., None], bool]]:
     """Names of fields, their rules, and whether they may be None."""
-    found = []
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        options = typing.get_args(hint) if union else (hint,)
-        for option in options:
-            rules = getattr(option, "__metadata__", ())
-            if typing.get_origin(option) is Literal:
-                rules = (functools.partial(check.one_of, typing.get_args(option)),)
-            found += [(name, rule, type(None) in options) for rule in rules]
-    return found
+    rules: dict[tuple[str, Any], Callable[..., None]] = {}
+    optional = {}
+    for cls in reversed(kind.__mro__):
+        for name, hint in inspect.get_annotations(cls).items():
+            if isinstance(hint, str):  # from __future__ import annotations
+                try:
+                    hint = eval(hint, vars(sys.modules[cls.__module__]))
+                except NameError:
+                    hint = Any
+            union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+            options = typing.get_args(hint) if union else (hint,)
+            optional[name] = type(None) in options
+            for option in options:
+                for rule in getattr(option, "__metadata__", ()):
+                    rules[name, rule] = rule
+                if typing.get_origin(option) is Literal:
+                    allowed = typing.get_args(option)
+                    rules[name, Literal] = functools.partial(check.one_of, allowed)
+    return [(name, rule, optional[name]) for (name, _), rule in rules.items()]
 
 
 class Turn(NamedTuple):

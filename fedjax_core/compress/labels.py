@@ -166,7 +166,10 @@ def break_even_agreement(num_classes: int) -> float:
     def lost(agreement: float) -> float:
         return float(delta_entropy(agreement, num_classes)) - math.log2(num_classes)
 
-    root: Any = optimize.brentq(lost, 1e-9, 1, xtol=1e-15)
+    least = 1e-9
+    if lost(least) <= 0:
+        return least
+    root: Any = optimize.brentq(lost, least, 1, xtol=1e-15)
     return root
 
 

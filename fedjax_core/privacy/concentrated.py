@@ -16,6 +16,7 @@ References:
 import dataclasses
 import functools
 import math
+import sys
 from typing import Annotated, Any, Literal, Self
 
 import jax
@@ -128,13 +129,13 @@ class DynamicBudget(Checked):
         if growth:
             units = math.expm1(-messages * growth) / math.expm1(-growth)
         log = math.log(self.first) + (messages - 1) * growth + math.log(units)
-        try:
-            return math.exp(log)
-        except OverflowError:
+        if log >= math.log(sys.float_info.max):
             raise ValueError(
                 f"messages must be so few that their budgets have a finite sum, got "
-                f"{messages} with first={self.first} and decay={self.decay}."
-            ) from None
+                f"{messages} with first={self.first} and decay={self.decay}: "
+                f"exp({log:.4g})."
+            )
+        return math.exp(log)
 
 
 @dataclasses.dataclass(frozen=True)

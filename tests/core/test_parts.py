@@ -90,10 +90,9 @@ def test_a_method_names_what_it_can_not_be_built_from(name):
             make(config, MODEL.loss, downlink=clip(1.0))
     if "parts" in arguments and arguments["parts"].annotation == Unpack[OfLabels]:
         known |= OfLabels.__annotations__.keys()
-    own = {"fedprox": "", "fedopt": "server_optimizer", "fedsgd": "client_optimizer"}
-    if name in own:  # they hand on what FedAvg takes
+    if name == "fedopt":  # it hands on what FedAvg takes
         known |= inspect.signature(METHODS["fedavg"].make).parameters.keys()
-        known -= {own[name]}
+        known -= {"server_optimizer"}
     parts = _KINDS.keys() & known
     for part in parts:
         for wrong in (3, 0, optax.adam, clip, gaussian_mean, "mean"):

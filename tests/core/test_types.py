@@ -1,0 +1,54 @@
+"""Fields of a config are checked by their types."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import pytest
+
+from fedjax_core.types import Checked, Positive, PositiveInt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Checked):
+    lr: Positive = 0.1
+    count: PositiveInt | None = None
+    rule: Literal["a", "b"] = "a"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Derived(Config):
+    lr: float = 0.5  # declared anew, without its rule
+    rule: Literal["b", "c"] = "c"
+
+
+@pytest.mark.parametrize("kind", [Config, Derived])
+def test_rules_hold_in_subclasses(kind):
+    kind(lr=1, count=2, rule="b")
+    for wrong, message in [
+        ({"lr": 0}, "lr must be > 0 and finite, got 0"),
+        ({"count": 0}, "count must be >= 1, got 0"),
+        ({"rule": "d"}, "rule must be one of"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kind(**wrong)
+    with pytest.raises(TypeError, match="count must be an int"):
+        kind(count=0.5)
+
+
+def test_a_new_choice_replaces_the_old():
+    with pytest.raises(ValueError, match="rule must be one of 'b', 'c', got 'a'"):
+        Derived(rule="a")
+
+
+def test_names_of_a_function_are_no_rules_and_others_hold():
+    Local = int
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Inner(Config):
+        unit: Local = 1
+
+    Inner(unit=-1)
+    with pytest.raises(ValueError, match="lr must be > 0"):
+        Inner(lr=-1)
