@@ -43,6 +43,7 @@ class Config(LocalConfig):
 
     Attributes:
       client_lr: :math:`\eta`, step size of all that clients train.
+      work: local work per client and round, of each of the two models.
       alpha: :math:`\alpha`, weight of the personal part in [0, 1], at the start.
       adaptive: whether every client learns a weight of its own.
     """

@@ -112,7 +112,7 @@ def receiving(
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds CFD for a loss that is the cross-entropy of a class.
 
-    Its `parts` are `fedjax_core.distillation`'s.
+    Its `parts` are `fedjax_core.distillation.Parts`.
     """
     plugs = distillation.plugs(Config, config, loss_fn, **parts)
     up, down = (

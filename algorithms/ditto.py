@@ -40,6 +40,7 @@ class Config(LocalConfig):
 
     Attributes:
       client_lr: :math:`\eta`, step size on the global model.
+      work: local work per client and round, of each of the two.
       personal_lr: :math:`\eta_v`, step size on personal models.
       prox: :math:`\lambda`, how strongly these are pulled to the global model.
     """

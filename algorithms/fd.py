@@ -74,7 +74,7 @@ class State(NamedTuple):
 def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds federated distillation for a loss that is the cross-entropy of a class.
 
-    Its `parts` are `fedjax_core.distillation`'s.
+    Its `parts` are `fedjax_core.distillation.Parts`.
     """
     plugs = distillation.plugs(Config, config, loss_fn, **parts)
     client = labelling_clients(loss_fn, plugs.client, plugs.logits)

@@ -51,6 +51,7 @@ class Config(LocalConfig):
     """Hyper-parameters of FedBuff, with those of `LocalConfig`.
 
     Attributes:
+      work: local work per client and turn.
       server_lr: step size along the mean update.
       exponent: :math:`a`, how fast weights fall with staleness; 0 counts all alike.
       max_staleness: how many models before its newest the server keeps.

@@ -123,7 +123,7 @@ def make(config: Config, loss_fn: LossFn, **parts: Unpack[Parts]) -> Algorithm:
     """Builds FedMD for a loss that is the cross-entropy of a class.
 
     In evaluations "personal" is the clients' models; the server's is the one at the
-    start. Its `parts` are `fedjax_core.distillation`'s.
+    start. Its `parts` are `fedjax_core.distillation.Parts`.
     """
     plugs = distillation.plugs(Config, config, loss_fn, **parts)
     client = client_program(config, loss_fn, plugs)

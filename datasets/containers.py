@@ -135,7 +135,7 @@ def same_clients(
         lists = train.values(), [test[name] for name in train]
         data = FederatedData.from_lists(*lists, client_ids=train)
         one, other = data.splits.values()
-        check_alike("train", one.examples, "test", other.examples)  # without any too
+        check_alike("train", one.examples, "test", other.examples)
     # A single example may well occur in both: two short speeches, say.
     first, second = ({"": s.offsets, **s.examples} for s in (one, other))
     if one.num_examples > 1 and all(np.array_equal(first[k], second[k]) for k in first):

@@ -25,7 +25,7 @@ def _known(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def open_interval(low: float, high: float, **values: Any) -> None:
+def open_interval(low: float, high: float, /, **values: Any) -> None:
     """Raises ValueError unless low < value < high for every value."""
     above = "finite" if high == math.inf else f"< {high}"
     for name, value in _known(values):
@@ -37,7 +37,7 @@ def positive(**values: Any) -> None:
     open_interval(0, math.inf, **values)
 
 
-def fraction(below: float = 1, **values: Any) -> None:
+def fraction(below: float = 1, /, **values: Any) -> None:
     """Raises ValueError unless every value lies in [0, below)."""
     for name, value in _known(values):
         _require(name, value, 0 <= value < below, f"in [0, {below})")
@@ -79,13 +79,13 @@ def rows(num_clients: int, **tables: Any) -> None:
             )
 
 
-def in_range(low: float, high: float, **values: Any) -> None:
+def in_range(low: float, high: float, /, **values: Any) -> None:
     """Raises ValueError unless every value lies in the closed interval [low, high]."""
     for name, value in _known(values):
         _require(name, value, low <= value <= high, f"in [{low}, {high}]")
 
 
-def each_in_range(low: float, high: float, **arrays: Any) -> None:
+def each_in_range(low: float, high: float, /, **arrays: Any) -> None:
     """Raises ValueError unless every entry lies in [low, high]; names the first."""
     for name, array in arrays.items():
         known = np.asarray(array)
@@ -116,7 +116,7 @@ def seed(**values: Any) -> None:
     _ints(values, 0, 2**63, ">= 0 and < 2**63")
 
 
-def one_of(allowed: Collection[Any], **values: Any) -> None:
+def one_of(allowed: Collection[Any], /, **values: Any) -> None:
     """Raises ValueError unless every value is one of `allowed`."""
     for name, value in values.items():
         rule = f"one of {', '.join(map(repr, allowed))}"
@@ -146,7 +146,7 @@ def functions(**values: Any) -> None:
             raise TypeError(f"{name} must map names to functions, got {value!r}.")
 
 
-def instance(kind: type, **values: Any) -> None:
+def instance(kind: type, /, **values: Any) -> None:
     """Raises TypeError unless every value is of a kind."""
     for name, value in values.items():
         if not isinstance(value, kind):

@@ -63,7 +63,9 @@ def check_trainable(train: Packed, work: LocalWork) -> None:
 class Feed:
     """Makes chunks of cohorts for `seeds` side by side, of `max_rounds` K at most.
 
-    Client state travels with cohorts that are `sharded_state`, see `Cohort`.
+    They are drawn by `participation` from the examples of `train`, planned for the work
+    of a client and laid out for an `execution`. Client state travels with cohorts that
+    are `sharded_state`, see `Cohort`.
     """
 
     train: Packed

@@ -89,8 +89,8 @@ class Draft:
 
         Sorted, a block's clients are of similar length. In a lap every device gets one
         block, and the longest goes where the fewest steps are: block counts differ by
-        at most one and steps by one client. Later laps are too short to matter and go
-        0, 1, 1, 0, ..., without a loop.
+        at most one and steps by one client. Laps after the first 64 are too short to
+        matter much and go 0, 1, 1, 0, ..., without a loop: one client more at most.
         """
         devices, block = self.execution.num_devices, self.execution.block_size
         # Ties go by id, so that the order of the drawn ids can't matter.

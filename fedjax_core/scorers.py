@@ -23,7 +23,9 @@ Scorer = Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]
 of `SCORERS`."""
 
 
-def two_class_svm(own, negatives, queries, seed):
+def two_class_svm(
+    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
+) -> np.ndarray:
     """An RBF machine, own against negatives, calibrated by Platt's method in 5 folds.
 
     The kernel's scale is one over the width times the variance of all features.
@@ -44,7 +46,9 @@ def two_class_svm(own, negatives, queries, seed):
     return machine.predict_proba(queries)[:, 1]
 
 
-def one_class_svm(own, negatives, queries, seed):
+def one_class_svm(
+    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
+) -> np.ndarray:
     """A sigmoid of the decision function of an RBF machine around own features.
 
     These have mean 0 and variance 1, so that the kernel's scale is one over the width.
@@ -57,7 +61,9 @@ def one_class_svm(own, negatives, queries, seed):
     return 1 / (1 + np.exp(-machine.decision_function((queries - mean) / std)))
 
 
-def isolation_forest(own, negatives, queries, seed):
+def isolation_forest(
+    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
+) -> np.ndarray:
     """How deep 100 random trees on own features bury a query, from 0 to 1."""
     from sklearn.ensemble import IsolationForest
 
@@ -65,7 +71,9 @@ def isolation_forest(own, negatives, queries, seed):
     return _from_0_to_1(forest.score_samples(queries))
 
 
-def density(own, negatives, queries, seed):
+def density(
+    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
+) -> np.ndarray:
     """The density of own features around a query, normal of bandwidth 1/2, 0 to 1."""
     from sklearn.neighbors import KernelDensity
 
@@ -73,12 +81,16 @@ def density(own, negatives, queries, seed):
     return _from_0_to_1(np.exp(log - log.max()))
 
 
-def at_random(own, negatives, queries, seed):
+def at_random(
+    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
+) -> np.ndarray:
     """Uniform in [0, 1]."""
     return np.random.default_rng(seed).uniform(size=len(queries))
 
 
-def equal(own, negatives, queries, seed):
+def equal(
+    own: np.ndarray, negatives: np.ndarray, queries: np.ndarray, seed: int
+) -> np.ndarray:
     """One half for all."""
     return np.full(len(queries), 0.5)
 
@@ -153,8 +165,12 @@ def nearest(queries: np.ndarray, own: np.ndarray, k: int = 4) -> np.ndarray:
     """A client's k examples that are most like each query, ``[q, k]``, nearest first.
 
     By the cosine of features: an audit of what the public examples that a client scores
-    highest tell of its own (Sattler, equation C.23). Features are ``[q, H]`` of queries
-    and ``[m, H]`` of the client's own, and k is 1 to m.
+    highest tell of its own (Sattler, equation C.23).
+
+    Args:
+      queries: ``[q, H]`` features, those of the highest scores say.
+      own: ``[m, H]`` features of the client's examples.
+      k: 1 to m.
     """
     check.in_range(1, len(own), k=k)
     a, b = (

@@ -112,8 +112,14 @@ def fedgd_gradients(
 def invert_gradients(gradients: ArrayLike, step_size: float) -> Recovered:
     """Recovers a quadratic loss from the gradients of gradient descent from 0.
 
-    They are ``[T, d]`` with T >= d + 1, at w_0 = 0 and the steps that follow, of a size
-    > 0 that the attacker knows. They soon point the same way: use float64.
+    They soon point the same way: use float64.
+
+    Args:
+      gradients: ``[T, d]`` with T >= d + 1, at w_0 = 0 and the steps that follow.
+      step_size: known to the attacker, > 0.
+
+    Raises:
+      ValueError: as `from_gradients`.
     """
     check.positive(step_size=step_size)
     g = np.asarray(gradients, np.float64)
@@ -141,10 +147,15 @@ def invert_example(
 
 
 def nearest(loss: Recovered, Q: ArrayLike, q: ArrayLike) -> int:
-    """Which of n known datasets has the loss that was recovered.
+    """Which of the known datasets has the loss that was recovered.
 
-    The index of the smallest relative difference to Q ``[n, d, d]``, second moments of
-    their features, say, and q ``[n, d]``.
+    Args:
+      loss: what Bob recovered.
+      Q: ``[n, d, d]`` of known datasets, second moments of their features, say.
+      q: ``[n, d]`` of the same.
+
+    Returns:
+      The index of the smallest relative difference.
     """
     n = len(np.asarray(Q))
     known = np.concatenate([np.reshape(Q, (n, -1)), np.reshape(q, (n, -1))], 1)

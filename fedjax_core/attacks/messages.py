@@ -177,8 +177,15 @@ def choose(key: Key, num: int, fraction: float) -> jax.Array:
 def growing(order: Sequence[int], num: int) -> jax.Array:
     """Sets of attacked nodes that grow one by one, ``[len(order) + 1, num]`` bool.
 
-    The first is empty; a run mapped over the rows is a sweep over attack strengths. The
-    order is of different nodes in 0..num-1, TypeError unless they are ints.
+    The first is empty; a run mapped over the rows is a sweep over attack strengths.
+
+    Args:
+      order: different nodes, the first to be attacked first.
+      num: n.
+
+    Raises:
+      ValueError: a node twice or outside 0..n-1.
+      TypeError: nodes that are not ints.
     """
     nodes = np.asarray(order) if len(order) else np.zeros(0, int)
     if nodes.dtype.kind not in "iu":

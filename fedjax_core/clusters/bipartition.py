@@ -38,19 +38,24 @@ def bipartition(
 
       (c_1, c_2) = \arg\min_{c_1 \cup c_2 = c} \max_{i \in c_1, j \in c_2} S_{ij}
 
-    It is found by removing the weakest edge of the cluster's maximum spanning tree
+    It is found by removing the weakest edge of the cluster's maximum spanning tree,
+    which is where merging the most similar clients first stops at two components
     (single linkage). One pass of Prim's algorithm, M steps of O(M), finds the trees of
-    all clusters. Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning
-    from Distributed Data", TU Berlin 2021, (6.31) and Algorithm 9.
+    all clusters.
 
     Args:
-      similarity: ``[M, M]``, S, symmetric, in [-1, 1], M >= 2.
+      similarity: ``[M, M]``, S, symmetric, in [-1, 1].
       cluster: ``[M]`` ints in -1..K-1, whose member each is; -1 is in none. None puts
         all into one.
       num_clusters: K.
 
     Raises:
-      ValueError: another shape or, where known, what is not symmetric or out of range.
+      ValueError: where known, a matrix that is not square, of less than two, not
+        finite, out of range or not symmetric; clusters of another shape or range.
+
+    References:
+      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
+      Distributed Data", TU Berlin 2021, (6.31) and Algorithm 9.
     """
     S, cluster = _checked(similarity, cluster, num_clusters)
     M = len(cluster)

@@ -48,9 +48,14 @@ def worth_splitting(
 ) -> jax.Array:
     r"""Which clusters meet all criteria of a split, ``[K]`` bool.
 
-    :math:`\lVert \Delta_c \rVert < \varepsilon_1`, unless that is None; :math:`\max_i
-    \lVert u_i \rVert \ge \varepsilon_2`; and :math:`\alpha_{cross}^{max} < 1 - 2
-    \gamma_{max}^2`. Sattler, TU Berlin 2021, section on when to split.
+    :math:`\lVert \Delta_c \rVert < \varepsilon_1`, unless that is None;
+    :math:`\max_i \lVert u_i \rVert \ge \varepsilon_2`; and
+    :math:`\alpha_{cross}^{max} < 1 - 2 \gamma_{max}^2`, which is
+    :math:`\gamma_{max} < \sqrt{(1 - \alpha_{cross}^{max}) / 2}`.
+
+    References:
+      Sattler, "Concepts for Efficient, Adaptive and Robust Deep Learning from
+      Distributed Data", TU Berlin 2021, section on when to split.
     """
     apart = (seen.cut.cross < alpha_threshold(gamma_max)) & (seen.max_norm >= eps2)
     return apart if eps1 is None else apart & (seen.mean_norm < eps1)

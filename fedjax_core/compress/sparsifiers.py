@@ -62,7 +62,10 @@ def ternary(v: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def binary(v: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """SBC: the k largest or, if that is more, the k smallest, as their mean."""
+    r"""SBC: the k largest or the k smallest coordinates, as their mean.
+
+    Whichever mean has the larger magnitude; a tie is positive.
+    """
     high, low = largest(v, k), largest(-v, k)
     up, down = v[high].mean(), -v[low].mean()
     positions = jnp.where(up >= down, high, low)

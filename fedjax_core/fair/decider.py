@@ -99,9 +99,12 @@ def tilted(
     r"""The rule :math:`p_i \propto q_i \exp(r(F_i))`, which keeps no state.
 
     It minimises :math:`-\langle p, r \rangle + \mathrm{KL}(p \,\|\, q)` over the
-    simplex (Hahn 2024, equation 3.2, whose plain entropy would leave out the prior
-    :math:`q`), for responses r of losses ``[C]``, over the step size of the
-    regulariser.
+    simplex (Hahn 2024, equation 3.2, whose plain entropy would leave out :math:`q`).
+
+    Args:
+      response: losses ``[C]`` -> responses, over the step size of the regulariser.
+      prior: :math:`q`: "examples" or "uniform".
+      name: of the rule.
     """
     check.one_of(get_args(Prior), prior=prior)
 

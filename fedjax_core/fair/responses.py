@@ -93,9 +93,15 @@ def doubly_robust(
     r"""Responses of all clients from those of a cohort S (3.10); ``[K]``.
 
     :math:`\bar r + 1[i \in S] (r_i - \bar r) / c` where :math:`c = |S| / K` is the
-    chance of being sampled, a bool each. With :math:`\bar r`, the mean over the same
-    cohort by default, as in the thesis, this is *not* unbiased, see `shrinkage`; with a
-    value `imputed`, one or ``[K]``, that is fixed before sampling it is.
+    chance of being sampled.
+
+    With :math:`\bar r` of the same cohort, as in the thesis, this is *not* unbiased,
+    see `shrinkage`; with a value fixed before sampling it is.
+
+    Args:
+      responses: ``[K]``, looked at where `sampled`.
+      sampled: ``[K]`` bool.
+      imputed: :math:`\bar r`, a number or ``[K]``; the mean over the cohort by default.
     """
     r = as_float(responses)
     here = as_mask("sampled", sampled, r.shape)

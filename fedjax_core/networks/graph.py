@@ -396,8 +396,9 @@ def over_features(
       axis: the mesh's axis that both nodes and features are split over.
 
     Returns:
-      The operation for use under jit, on leaves ``[n, d, ...]`` whose first two sizes
-      are multiples of the number of devices. The graph is copied to all of them.
+      The operation for use under jit, on leaves ``[n, d, ...]`` (results
+      ``[n or E, d, ...]``) whose first two sizes are multiples of the number of
+      devices. The graph is copied to all of them.
     """
     if mesh is None:
         return operation

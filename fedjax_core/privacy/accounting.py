@@ -80,8 +80,9 @@ def epsilon(
     from above, hence so does the smaller.
 
     Under replace-one all formulas take the noise over the sensitivity, which is
-    ``noise_multiplier / 2``. For `Availability`, `available_fn` must not depend on the
-    clients' data.
+    ``noise_multiplier / 2``: with every client sampled, `Uniform` is a Gaussian
+    mechanism of sensitivity ``2 * clip_norm``. For `Availability`, `available_fn` must
+    not depend on the clients' data.
 
     With very much noise the formal answer is 0: delta alone covers everything that
     leaks. That would read as "nothing leaks", so the result is never less than
@@ -179,9 +180,18 @@ def compose(*guarantees: tuple[float, float]) -> tuple[float, float]:
 
     Basic composition, for any releases, also such that look at earlier ones. All have
     to be for the same neighbours: a guarantee for the exchange of a client is one for
-    the exchange of an example of it. Of each it takes (epsilon, delta), >= 0 and in
-    [0, 1); a delta of 1, where they add up to more, says nothing. Dwork and Roth, "The
-    Algorithmic Foundations of Differential Privacy", 2014, theorem 3.16.
+    the exchange of an example of it, so that what training and a release for examples
+    give away adds up for examples.
+
+    Args:
+      *guarantees: (epsilon, delta) of each, >= 0 and in [0, 1).
+
+    Returns:
+      (epsilon, delta), delta 1 where they add up to more: it says nothing.
+
+    References:
+      Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
+      theorem 3.16.
     """
     for epsilon, delta in guarantees:
         check.non_negative(epsilon=epsilon)

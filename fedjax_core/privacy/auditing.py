@@ -100,10 +100,10 @@ def audit(
 ) -> Audit:
     """Tests a claim of privacy by running the algorithm on two neighbouring datasets.
 
-    Of its outputs one half trains a predictor of which dataset was used, the other half
-    counts its errors (Jung, Section 9.2, "How To Be Sure?"). A claim (epsilon, delta)
-    is refuted if the bound exceeds epsilon; not refuting it proves nothing, since other
-    datasets or predictors may do better.
+    The algorithm is only run, never looked into. Of its outputs one half trains a
+    predictor of which dataset was used, the other half counts its errors. A claim
+    (epsilon, delta) is refuted if the bound exceeds epsilon; not refuting it proves
+    nothing, since another pair of datasets or another predictor may do better.
 
     Args:
       key: PRNG key.
@@ -114,6 +114,9 @@ def audit(
       runs: on each of the two, >= 4.
       delta: of the claim, in [0, 1).
       confidence: with which the bound holds, in (0, 1).
+
+    References:
+      Jung, Section 9.2, "How To Be Sure?".
     """
     check.positive_int(runs=runs)
     keys = jax.random.split(key, (2, runs))
@@ -134,9 +137,9 @@ def audit_outputs(
 
     Args:
       outputs: leaves ``[runs, ...]`` of independent runs on a dataset.
-      neighbour_outputs: leaves ``[runs', ...]`` of those on its neighbour.
-      delta: as there.
-      confidence: as there.
+      neighbour_outputs: leaves ``[runs', ...]`` of independent runs on its neighbour.
+      delta: of the claim, in [0, 1).
+      confidence: with which the bound holds, in (0, 1).
       fit: learns a score from flat outputs ``[k, p]`` and labels ``[k]`` in {-1, 1}, 1
         for the neighbour; by default linear least squares. The threshold on the score
         is chosen here, on the same outputs.

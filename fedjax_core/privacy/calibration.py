@@ -34,16 +34,19 @@ def gaussian_sigma_classical(
 
     .. math:: \sigma = \sqrt{2 \ln(1.25 / \delta)} \, D / \varepsilon
 
-    Jung prints it without a range (Section 9.2, below (181)). It is proved for epsilon
-    < 1 (Dwork and Roth, "The Algorithmic Foundations of Differential Privacy", 2014,
-    theorem A.1) and wrong for large ones: with delta = 1e-5 and epsilon = 10 the true
-    delta is 2.27e-5. Below 1 it is right but generous, see `gaussian_sigma`.
+    The book prints it without a range. It is proved for epsilon < 1 and wrong for large
+    ones: with delta = 1e-5 and epsilon = 10 the true delta is 2.27e-5. Below 1 it is
+    right but generous; `gaussian_sigma` is as small as it may be.
 
     Args:
       epsilon: > 0, and < 1 unless allowed.
       delta: in (0, 1).
       sensitivity: D, in the Euclidean norm, > 0.
       allow_large_epsilon: return the number for epsilon >= 1 too, to compare with it.
+
+    References:
+      Jung, Section 9.2, below (181); Dwork and Roth, "The Algorithmic Foundations of
+      Differential Privacy", 2014, theorem A.1.
     """
     check.positive(epsilon=epsilon, sensitivity=sensitivity)
     check.open_interval(0, 1, delta=delta)
@@ -107,7 +110,8 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
 def least(excess: Callable[[float], float], tolerance: float) -> float:
     """The least number > 0, but for a relative tolerance, at which `excess` is <= 0.
 
-    It falls from above 0 to below, and may be infinite.
+    `excess` falls with the number from above 0 to below, and may be infinite. Where it
+    is that of a privacy guarantee the result is on the safe side.
     """
 
     def bounded(log: float) -> float:  # brentq needs finite values
@@ -136,10 +140,16 @@ def laplace_scale(epsilon: float, sensitivity: float = 1.0) -> float:
 def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
     """Rényi divergence of normal noise: order * sensitivity^2 / (2 sigma^2).
 
-    The gamma of one release in (order, gamma)-RDP, of order > 1, sigma > 0 and a
-    sensitivity > 0 in the Euclidean norm; those of several releases add up, order by
-    order. Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017,
-    proposition 7.
+    Args:
+      order: the a of (a, gamma)-RDP, > 1.
+      sigma: standard deviation of the noise, > 0.
+      sensitivity: in the Euclidean norm, > 0.
+
+    Returns:
+      The gamma of one release; those of several releases add up, order by order.
+
+    References:
+      Jung, Definition 2; Mironov, "Rényi Differential Privacy", CSF 2017, prop. 7.
     """
     check.positive(sigma=sigma, sensitivity=sensitivity)
     check.open_interval(1, math.inf, order=order)
@@ -149,9 +159,16 @@ def gaussian_rdp(order: float, sigma: float, sensitivity: float = 1.0) -> float:
 def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
     """Epsilon such that (order, gamma)-RDP implies (epsilon, delta)-DP.
 
-    gamma + log(1/delta) / (order - 1), Mironov, CSF 2017, proposition 3; take the
-    smallest over several orders. `privacy.epsilon` converts more tightly. The order is
-    > 1, gamma >= 0, delta in (0, 1).
+    gamma + log(1/delta) / (order - 1); take the smallest over several orders. The book
+    only says that some epsilon follows. `privacy.epsilon` converts more tightly.
+
+    Args:
+      order: > 1.
+      gamma: >= 0.
+      delta: in (0, 1).
+
+    References:
+      Mironov, "Rényi Differential Privacy", CSF 2017, proposition 3.
     """
     check.non_negative(gamma=gamma)
     check.open_interval(1, math.inf, order=order)
@@ -160,10 +177,17 @@ def rdp_epsilon(order: float, gamma: float, delta: float) -> float:
 
 
 def renyi_divergence(p: ArrayLike, q: ArrayLike, order: float) -> float:
-    r"""The Rényi divergence :math:`\log \sum q (p/q)^a / (a - 1)`; Jung, Section 9.1.
+    r"""The Rényi divergence :math:`\log \sum q (p/q)^a / (a - 1)` of two distributions.
 
-    Of probabilities p ``[K]`` of an output for one dataset and q ``[K]`` for its
-    neighbour, a > 1. It is >= 0, and `inf` where q rules out what p allows.
+    Jung, Section 9.1, above Definition 2.
+
+    Args:
+      p: [K] probabilities of an output for one dataset.
+      q: [K] those for its neighbour.
+      order: a > 1.
+
+    Returns:
+      A float >= 0, `inf` where q rules out what p allows.
     """
     p, q = _distributions(p, q)
     check.open_interval(1, math.inf, order=order)
@@ -178,9 +202,12 @@ def finite_delta(p: ArrayLike, q: ArrayLike, epsilon: float) -> float:
     r"""The smallest delta of Definition 1 for an output with finitely many values.
 
     The worst set in :math:`P(S) \le e^\varepsilon Q(S) + \delta` is where :math:`p >
-    e^\varepsilon q`; both directions are looked at. Jung, Definition 1. p and q are as
-    in `renyi_divergence`; at epsilon 0, the least, it is their total variation
-    distance.
+    e^\varepsilon q`; both directions are looked at. Jung, Definition 1.
+
+    Args:
+      p: [K] probabilities of the output for one dataset.
+      q: [K] those for its neighbour.
+      epsilon: >= 0; at 0 the result is the total variation distance.
     """
     p, q = _distributions(p, q)
     check.non_negative(epsilon=epsilon)

@@ -5,7 +5,9 @@ neighbours are :math:`D_a \le \varphi a` for all orders a > 1. Budgets of messag
 up, also of adaptive ones. Normal noise of standard deviation :math:`\sigma` on a
 sensitivity :math:`\Delta` has exactly :math:`\varphi = \Delta^2 / (2 \sigma^2)`.
 
-Arguments and attributes out of the ranges given raise ValueError.
+`DynamicBudget` and `SplitBudget` say what noise a message needs and what it spends;
+`spend` adds it up where a message was sent. Arguments and attributes out of the ranges
+given raise ValueError.
 
 References:
   Gauthier, "On Enabling Scalable, Personalized, and Private Federated Learning", NTNU
@@ -79,7 +81,13 @@ def minimiser_sensitivity(
 
 
 def spend(spent: jax.Array, budget: ArrayLike, sent: ArrayLike) -> jax.Array:
-    """Adds a message's budget, ``[n]`` or one, to what those spent who sent one."""
+    """Adds the budget of a message for those who sent one.
+
+    Args:
+      spent: ``[n]``, before.
+      budget: ``[n]`` or one number.
+      sent: ``[n]`` bool. Who says nothing gives nothing away.
+    """
     return spent + jnp.where(sent, jnp.asarray(budget, spent.dtype), 0)
 
 

@@ -119,7 +119,9 @@ def reconstruction_error(
 def gaussian_leakage(error: ArrayLike, variance: ArrayLike) -> jax.Array:
     """I(s; F x) of jointly normal s and x in nats, log(variance / error) / 2.
 
-    Args are a `reconstruction_error` and the variance of s that it was made of.
+    Args:
+      error: `reconstruction_error`.
+      variance: E s^2 of the centred s.
     """
     return (jnp.log(variance) - jnp.log(error)) / 2
 
@@ -151,8 +153,8 @@ def private_lda(
       a ``[d]`` with a' C a = 1 and a' mean_difference >= 0.
 
     Raises:
-      ValueError: outside jit, a C that is not positive definite, or classes that differ
-        only in what is private.
+      ValueError: arrays whose shapes do not fit, a C that is not positive definite, or
+        classes that differ only in what is private (seen only outside jit).
     """
     d, C, F = as_float(mean_difference), as_float(covariance), as_float(F)
     if d.ndim != 1 or C.shape != 2 * d.shape or F.ndim != 2 or F.shape[1:] != d.shape:

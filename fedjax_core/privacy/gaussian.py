@@ -40,20 +40,19 @@ def noisy(sigma: jax.Array | float, law: Law = "normal") -> Transform:
 
 
 def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduction:
-    r"""The mean with Gaussian noise on the sum: DP-FedAvg.
+    r"""The mean with Gaussian noise on the sum (DP-FedAvg).
 
     .. math::
 
       \frac1m \Bigl(\sum_i u_i + z C\, \mathcal{N}(0, I)\Bigr)
 
-    of McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
-    2018, Algorithm 1. C is the bound that the clients' program declares for one update,
-    set by `transform.clip`. Clients count equally, as the bound on the sum requires,
-    and the noise is drawn in float32 once per round, also when nobody took part or had
-    an example. m is a constant, since under `Poisson` participation the number of
-    clients is itself private; pass ``participation.expected_cohort_size(num_clients)``.
-    What a run spends is `privacy.epsilon` of the same participation and noise
-    multiplier.
+    C is the bound that the clients' program declares for one update, set by
+    `transform.clip`. Clients count equally, as the bound on the sum requires, and the
+    noise is drawn in float32 once per round, also when no client took part or, under
+    `Poisson` participation, none that did has an example. m is a
+    constant, since the number of clients that took part is itself private under Poisson
+    participation; pass ``participation.expected_cohort_size(num_clients)``. What a run
+    spends is `privacy.epsilon` of the same participation and noise multiplier.
 
     Args:
       noise_multiplier: z, standard deviation of the noise on the sum over C, >= 0.
@@ -62,6 +61,10 @@ def gaussian_mean(noise_multiplier: float, expected_cohort_size: float) -> Reduc
     Raises:
       ValueError: an argument is out of range or, when a round is traced, nothing bounds
         the norm of an update.
+
+    References:
+      McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR
+      2018, Algorithm 1.
     """
     check.non_negative(noise_multiplier=noise_multiplier)
     check.positive(expected_cohort_size=expected_cohort_size)

@@ -22,7 +22,14 @@ _MAX_VALUES = 10
 def mutual_information(joint: ArrayLike) -> float:
     """The mutual information of two variables with finitely many values, in nats.
 
-    Of probabilities ``[a, b]`` of the pairs; >= 0, and 0 for independent variables.
+    Args:
+      joint: ``[a, b]`` probabilities of the pairs.
+
+    Returns:
+      A float >= 0, 0 for independent variables.
+
+    References:
+      Jung, Section 9.3, "Privacy Funnel".
     """
     return float(_information(probabilities("joint", joint, 2)))
 
@@ -59,16 +66,19 @@ def privacy_funnel(joint: ArrayLike, at_least: ArrayLike) -> list[Funnel]:
 
       \min_\Phi I(s; \Phi(x)) \quad\text{such that}\quad I(y; \Phi(x)) \ge R
 
-    solved by trying every way to put the values of x in groups, where Jung, (183),
-    prints no solver. Random maps can do better.
+    solved by trying every way to put the values of x in groups; the book prints no
+    solver. Random maps can do better. Jung, (183).
 
     Args:
       joint: ``[S, Y, K]`` probabilities of private attribute, label and feature, with
         K <= 10.
-      at_least: the values of R <= I(y; x), one number or ``[R]``, in nats.
+      at_least: the values of R, one number or ``[R]``, in nats.
 
     Returns:
       One solution for each R; of equally good ones that of the highest utility.
+
+    Raises:
+      ValueError: not probabilities, K > 10, or an R above I(y; x).
     """
     joint = probabilities("joint", joint, 3)
     num_values = joint.shape[2]

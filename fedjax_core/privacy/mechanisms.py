@@ -112,7 +112,7 @@ def randomised_response(
 def random_labels(key: Key, labels: jax.Array, num_classes: int) -> jax.Array:
     """Replaces every label by a random element of 0..K-1: (0, 0)-DP for the labels.
 
-    They are those of `randomised_response`.
+    Args and result are those of `randomised_response`.
     """
     labels = _labels(labels, num_classes)
     return jax.random.randint(key, labels.shape, 0, num_classes, labels.dtype)
@@ -157,10 +157,19 @@ def replace_features(
 
 
 def subsample(key: Key, examples: PyTree, size: int) -> PyTree:
-    """Keeps `size` of the m data points at random, without repetition, in random order.
+    """Keeps `size` of the m data points at random, without repetition.
 
     For datasets that differ in one data point this alone is (0, size/m)-DP and no
-    better: that point, when kept, is shown as it is. Examples have leaves ``[m, ...]``.
+    better: that point, when kept, is shown as it is. Batches of FedSGD are such
+    samples.
+
+    Args:
+      key: PRNG key.
+      examples: leaves ``[m, ...]``.
+      size: in 1..m.
+
+    Returns:
+      Leaves ``[size, ...]``, rows in random order.
     """
     check.positive_int(size=size)
     counts = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(examples)}
