@@ -154,9 +154,8 @@ def by_round(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
         factor = jnp.asarray(schedule(round))
         return jax.tree.map(lambda u: (factor * u).astype(u.dtype), updates), state
 
-    return optax.GradientTransformationExtraArgs(  # pyright: ignore
-        optax.identity().init, update
-    )
+    init = optax.identity().init
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore
 
 
 def proximal_gradient(mu: ArrayLike, params: Params, center: Params) -> PyTree:

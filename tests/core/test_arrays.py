@@ -20,9 +20,9 @@ def test_what_is_no_number_is_refused(value):
 
 def test_masked_arrays_are_refused():
     with pytest.raises(ValueError, match="masked"):
-        as_float(np.ma.array([1.0, 2.0], mask=[0, 1]))
+        as_float(np.ma.array([1.0, 2.0], mask=[False, True]))
     with pytest.raises(ValueError, match="masked"):
-        as_mask("mask", np.ma.array([True, False], mask=[0, 1]), (2,))
+        as_mask("mask", np.ma.array([True, False], mask=[False, True]), (2,))
 
 
 def test_a_buffer_of_numpy_is_copied():

@@ -20,7 +20,7 @@ class Config(Checked):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Derived(Config):
     lr: float = 0.5  # declared anew, without its rule
-    rule: Literal["b", "c"] = "c"
+    rule: Literal["b", "c"] = "c"  # pyright: ignore
 
 
 @pytest.mark.parametrize("kind", [Config, Derived])
@@ -39,7 +39,7 @@ def test_rules_hold_in_subclasses(kind):
 
 def test_a_new_choice_replaces_the_old():
     with pytest.raises(ValueError, match="rule must be one of 'b', 'c', got 'a'"):
-        Derived(rule="a")
+        Derived(rule="a")  # pyright: ignore
 
 
 def test_names_of_a_function_are_no_rules_and_others_hold():
@@ -47,7 +47,7 @@ def test_names_of_a_function_are_no_rules_and_others_hold():
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Inner(Config):
-        unit: Local = 1
+        unit: Local = 1  # pyright: ignore
 
     Inner(unit=-1)
     with pytest.raises(ValueError, match="lr must be > 0"):
