@@ -33,6 +33,7 @@ def test_a_buffer_of_numpy_is_copied():
 
 
 def test_ints_and_known_values_in_jit():
+    assert as_float(np.array([2**40]))[0] == 2.0**40  # beyond int32
     assert as_float(np.arange(3)).dtype == jnp.result_type(float)
     assert as_float(jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
     assert as_float(np.arange(2, dtype=jnp.bfloat16)).dtype == jnp.bfloat16
