@@ -40,7 +40,7 @@ import numpy as np
 import optax
 
 from fedjax_core import check, random
-from fedjax_core.arrays import wide
+from fedjax_core.arrays import name_of, wide
 from fedjax_core.local import (
     Carry,
     LocalConfig,
@@ -51,7 +51,7 @@ from fedjax_core.local import (
 )
 from fedjax_core.metrics import Mean
 from fedjax_core.parts import check_parts
-from fedjax_core.personal import Parts, averaging, mix, name_of, with_mixtures
+from fedjax_core.personal import Parts, averaging, mix, with_mixtures
 from fedjax_core.types import (
     Algorithm,
     ClientProgram,

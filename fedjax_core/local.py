@@ -55,9 +55,7 @@ def with_stats(update: PyTree, params: Params) -> PyTree:
     """An update of trained parameters, with the statistics of the client's `params`."""
     if not isinstance(params, Stateful):
         return update
-    stats = jax.tree.map(
-        lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), params.stats
-    )
+    stats = jax.tree.map(wide, params.stats)
     return Stateful(update, Mean(stats, jnp.float32(1)))
 
 

@@ -17,8 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from fedjax_core import random, server
-from fedjax_core.arrays import name_of as name_of
-from fedjax_core.arrays import num_bytes, repeat_rows
+from fedjax_core.arrays import name_of, num_bytes, repeat_rows
 from fedjax_core.local import Carry, init_bytes, sgd_step, with_stats
 from fedjax_core.map import map_clients
 from fedjax_core.metrics import Mean
