@@ -28,11 +28,11 @@ from fedjax_core.arrays import check_finite
 from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.networks import streaming
 from fedjax_core.networks.streaming import World
-from fedjax_core.types import Key
+from fedjax_core.types import Checked, Key, Positive, PositiveInt, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Checked):
     """Of a world.
 
     Attributes:
@@ -47,26 +47,15 @@ class Config:
       tests: held-out samples of a client.
     """
 
-    num_clients: int = 256
-    iterations: int = 2000
-    num_features: int = 200
-    width: float = 2.0
-    shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
-    availability: tuple[float, ...] = (0.25, 0.1, 0.025, 0.005)
+    num_clients: PositiveInt = 256
+    iterations: PositiveInt = 2000
+    num_features: PositiveInt = 200
+    width: Positive = 2.0
+    shares: tuple[Share, ...] = (0.25, 0.5, 0.75, 1.0)
+    availability: tuple[Share, ...] = (0.25, 0.1, 0.025, 0.005)
     delay_decay: float = 0.2
     delay_unit: int = 1
-    tests: int = 8
-
-    def __post_init__(self):
-        ints = "num_clients", "iterations", "num_features", "tests"
-        check.positive_int(**{name: getattr(self, name) for name in ints})
-        check.positive(width=self.width)
-        for name in ("shares", "availability"):
-            by_group = getattr(self, name)
-            if not by_group:
-                raise ValueError(f"{name} must have a number or more, got {by_group}.")
-            for value in by_group:
-                check.in_range(0, 1, **{name: value})
+    tests: PositiveInt = 8
 
 
 def nonlinear(config: Config) -> Callable[[Key], World]:

@@ -13,7 +13,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,7 @@ from fedjax_core.evaluate import Evaluator
 from fedjax_core.experiments import report
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table
+from fedjax_core.types import Checked, NonNegative, Positive, PositiveInt
 
 DATA = ("heart", "landmine", "writers", "activity", "digits")
 SILOS = ("heart", "landmine", "digits")  # all clients in every round
@@ -71,7 +72,7 @@ LOWER = ("gini", "gap")  # is better
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -97,32 +98,36 @@ class Experiment:
       out: directory of studies and page; it goes on with what is there.
     """
 
-    data: tuple[str, ...] = ("heart", "landmine", "writers", "activity")
+    data: tuple[Annotated[str, check.among(DATA)], ...] = (
+        "heart",
+        "landmine",
+        "writers",
+        "activity",
+    )
     path: Path = Path("data")
-    cohort_size: int = 5
-    rounds: int = 100
-    num_seeds: int = 5
-    client_lr: float = 0.1
-    server_lr: float = 0.01
+    cohort_size: PositiveInt = 5
+    rounds: PositiveInt = 100
+    num_seeds: PositiveInt = 5
+    client_lr: Positive = 0.1
+    server_lr: Positive = 0.01
     mu: float = 0.001
-    mixing_lrs: tuple[float, ...] = (0.01, 0.1, 1.0)
-    qs: tuple[float, ...] = (0.1, 1.0, 5.0)
-    tilts: tuple[float, ...] = (0.1, 1.0, 10.0)
+    mixing_lrs: tuple[Positive, ...] = (0.01, 0.1, 1.0)
+    qs: tuple[NonNegative, ...] = (0.1, 1.0, 5.0)
+    tilts: tuple[NonNegative, ...] = (0.1, 1.0, 10.0)
     epsilons: tuple[float, ...] = (0.1, 0.5, 1.0)
     lengths: tuple[float, ...] = (0.1, 1.0)
-    ceilings: tuple[float, ...] = (2.0, 3.0, 5.0)
-    cdfs: tuple[str, ...] = ("weibull", "frechet", "normal")
-    hidden: int = 50
-    parts: tuple[str, ...] = PARTS
+    ceilings: tuple[Positive, ...] = (2.0, 3.0, 5.0)
+    cdfs: tuple[Annotated[str, check.among(fair.CDFS)], ...] = (
+        "weibull",
+        "frechet",
+        "normal",
+    )
+    hidden: PositiveInt = 50
+    parts: tuple[Annotated[str, check.among(PARTS)], ...] = PARTS
     out: Path = Path("runs/aaggff_tables")
 
     def __post_init__(self):
-        for known, name in ((DATA, "data"), (PARTS, "parts"), (fair.CDFS, "cdfs")):
-            report.check_each(self, known, name)
-        positive = ("mixing_lrs", "ceilings", "client_lr", "server_lr")
-        report.check_each(self, check.positive, *positive)
-        report.check_each(self, check.non_negative, "qs", "tilts")
-        report.check_types(self)
+        super().__post_init__()
         check.in_range(2, 36, cohort_size=self.cohort_size)
 
 

@@ -31,7 +31,6 @@ from fedjax_core.attacks.data import (
     poison_data,
 )
 from fedjax_core.datasets import fmi_like
-from fedjax_core.experiments import report
 from fedjax_core.networks import (
     builders,
     gtvmin,
@@ -47,10 +46,11 @@ from fedjax_core.networks.iterate import iterate
 from fedjax_core.networks.robust_loss import least_absolute_deviations
 from fedjax_core.networks.theory import contraction, erm
 from fedjax_core.networks.theory.oversight import validation_error
+from fedjax_core.types import Checked, PositiveInt, Seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -62,17 +62,16 @@ class Experiment:
     """
 
     only: tuple[str, ...] = ()
-    trials: int = 200
-    num_stations: int = 30
-    rounds: int = 1000
-    seed: int = 0
+    trials: PositiveInt = 200
+    num_stations: PositiveInt = 30
+    rounds: PositiveInt = 1000
+    seed: Seed = 0
 
     def __post_init__(self):
+        super().__post_init__()
         for name in self.only:
             check.one_of(EXERCISES, only=name)
-        report.check_types(self, "seed")
         check.in_range(5, 1000, num_stations=self.num_stations)
-        check.seed(seed=self.seed)
 
 
 class Row(NamedTuple):

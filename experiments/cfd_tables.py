@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -26,12 +26,13 @@ from fedjax_core.data.packed import Dataset
 from fedjax_core.datasets import cifar, digits, images, mnist, partition
 from fedjax_core.experiments import report
 from fedjax_core.study_report import Table
+from fedjax_core.types import Checked, Positive, PositiveInt
 
 PARTS = ("table 5.1", "table 5.2", "figure 5.1", "figure 5.2", "figure 5.4")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -60,35 +61,33 @@ class Experiment:
 
     data: Literal["mnist", "cifar10", "digits"] = "mnist"
     path: Path = Path("data")
-    num_train: int = 4000
-    num_test: int = 1000
-    num_public: int = 2000
+    num_train: PositiveInt = 4000
+    num_test: PositiveInt = 1000
+    num_public: PositiveInt = 2000
     fewer: tuple[int, ...] = (50, 400)
-    num_clients: int = 20
-    alphas: tuple[float, ...] = (100.0, 1.0, 0.1)
+    num_clients: PositiveInt = 20
+    alphas: tuple[Positive, ...] = (100.0, 1.0, 0.1)
     targets: tuple[float, ...] = (0.76, 0.7, 0.38)
-    cohort_size: int = 8
-    rounds: int = 12
-    local_epochs: int = 1
-    distil_epochs: int = 4
+    cohort_size: PositiveInt = 8
+    rounds: PositiveInt = 12
+    local_epochs: PositiveInt = 1
+    distil_epochs: PositiveInt = 4
     lr: float = 0.003
-    num_seeds: int = 5
-    parts: tuple[str, ...] = PARTS
-    hidden: int = 64
+    num_seeds: PositiveInt = 5
+    parts: tuple[Annotated[str, check.among(PARTS)], ...] = PARTS
+    hidden: PositiveInt = 64
     out: Path = Path("runs/cfd_tables")
 
     def __post_init__(self):
-        report.check_each(self, check.positive, "alphas")
-        report.check_each(self, PARTS, "parts")
+        super().__post_init__()
         within = functools.partial(check.in_range, 1, self.num_public)
-        report.check_each(self, within, "fewer")
+        check.each(within, None, fewer=self.fewer)
         if len(self.targets) != len(self.alphas):
             raise ValueError(
                 f"targets must be one for each of {len(self.alphas)} alphas, got "
                 f"{len(self.targets)}."
             )
         check.in_range(2, self.num_clients, cohort_size=self.cohort_size)
-        report.check_types(self)
 
 
 PRESETS = {

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from fedjax_core.robust.rules import (
     krum,
     trimmed_mean,
 )
+from fedjax_core.types import Checked, NonNegative, Positive, PositiveInt
 
 _PRINTED = {  # table 6.2, percent: byzantine, noisy, label-flip, clean
     "mnist": {"FL": (9.8, 96.9, 91.3, 97.5), "CFL": (93.19, 97.4, 97.4, 97.4)},
@@ -56,7 +57,7 @@ _SPLITS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -89,33 +90,31 @@ class Experiment:
 
     data: Literal["digits", "mnist", "fashion_mnist", "cifar10"] = "mnist"
     path: Path = Path("data/mnist_by_writer")
-    hidden: int = 32
-    splits: tuple[str, ...] = ("label swap", "label permutation")
-    num_clients: int = 20
-    num_clusters: int = 4
-    points: int = 100
-    eps1: tuple[float, ...] = (0.03, 0.06, 0.12)
-    eps2: tuple[float, ...] = (0.1, 0.2, 0.4)
-    rounds: int = 80
-    kinds: tuple[str, ...] = KINDS
+    hidden: PositiveInt = 32
+    splits: tuple[Annotated[str, check.among(_SPLITS)], ...] = (
+        "label swap",
+        "label permutation",
+    )
+    num_clients: PositiveInt = 20
+    num_clusters: PositiveInt = 4
+    points: PositiveInt = 100
+    eps1: tuple[Positive, ...] = (0.03, 0.06, 0.12)
+    eps2: tuple[NonNegative, ...] = (0.1, 0.2, 0.4)
+    rounds: PositiveInt = 80
+    kinds: tuple[Annotated[str, check.among(KINDS)], ...] = KINDS
     rules: tuple[str, ...] = ("coordinate median",)
-    all_clients: int = 100
-    few_points: int = 100
-    attack_rounds: int = 40
-    gap_points: tuple[int, ...] = (10, 20, 50, 100, 200)
-    gap_rounds: int = 50
-    pair_rounds: int = 200
+    all_clients: PositiveInt = 100
+    few_points: PositiveInt = 100
+    attack_rounds: PositiveInt = 40
+    gap_points: tuple[PositiveInt, ...] = (10, 20, 50, 100, 200)
+    gap_rounds: PositiveInt = 50
+    pair_rounds: PositiveInt = 200
     client_lr: float = 0.1
-    num_seeds: int = 5
+    num_seeds: PositiveInt = 5
     out: Path = Path("runs/cfl_clusters")
 
     def __post_init__(self):
-        report.check_types(self)
-        report.check_each(self, check.positive_int, "gap_points")
-        report.check_each(self, check.positive, "eps1")
-        report.check_each(self, check.non_negative, "eps2")
-        report.check_each(self, KINDS, "kinds")
-        report.check_each(self, _SPLITS, "splits")
+        super().__post_init__()
         for name in self.rules:
             check.one_of(_RULES, rules=name)
         check.in_range(1, self.num_clients, num_clusters=self.num_clusters)

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -41,6 +41,7 @@ from fedjax_core.experiments import report
 from fedjax_core.personal import split
 from fedjax_core.prototypes import as_one
 from fedjax_core.scorers import SCORERS, nearest, score
+from fedjax_core.types import Checked, Positive, PositiveInt, Share
 
 TABLES = ("7.1", "7.2", "7.3", "7.4", "7.5", "7.7", "7.8", "C.4")
 
@@ -98,7 +99,7 @@ TABLE_C4 = _by_alpha(TUNED, _C4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -142,22 +143,22 @@ class Experiment:
         Path("data/usps/usps.npz"),
         Path("data/femnist_digits_12/femnist_digits_12.npz"),
     )
-    num_classes: int = 10
-    size: int = 12
+    num_classes: PositiveInt = 10
+    size: PositiveInt = 12
     model: Literal["cnn", "resnet8", "mobilenet_v2"] = "cnn"
-    num_train: int = 5000
-    num_test: int = 2500
-    num_public: int = 1000
-    num_negatives: int = 1500
-    num_clients: int = 20
+    num_train: PositiveInt = 5000
+    num_test: PositiveInt = 2500
+    num_public: PositiveInt = 1000
+    num_negatives: PositiveInt = 1500
+    num_clients: PositiveInt = 20
     alphas: tuple[float, ...] = (0.01, 100.0)
-    cohort: float = 0.4
-    rounds: int = 12
-    one_shot_epochs: int = 10
-    num_seeds: int = 5
-    client_lr: float = 1e-3
-    linear_lr: float = 1e-2
-    distil_lr: float = 1e-3
+    cohort: Share = 0.4
+    rounds: PositiveInt = 12
+    one_shot_epochs: PositiveInt = 10
+    num_seeds: PositiveInt = 5
+    client_lr: Positive = 1e-3
+    linear_lr: Positive = 1e-2
+    distil_lr: Positive = 1e-3
     mu: float = 0.01
     grid: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-5)
     certainty: privacy.CertaintyConfig = dataclasses.field(
@@ -172,20 +173,13 @@ class Experiment:
             projection=(64, 32), work=LocalWork(batch_size=256, epochs=20)
         )
     )
-    batch_size: int = 20
-    local_epochs: int = 1
-    public_batch_size: int = 32
-    public_epochs: int = 3
-    methods: tuple[str, ...] = NAMES
-    tables: tuple[str, ...] = TABLES[:-1]
+    batch_size: PositiveInt = 20
+    local_epochs: PositiveInt = 1
+    public_batch_size: PositiveInt = 32
+    public_epochs: PositiveInt = 3
+    methods: tuple[Annotated[str, check.among(NAMES)], ...] = NAMES
+    tables: tuple[Annotated[str, check.among(TABLES)], ...] = TABLES[:-1]
     out: Path = Path("runs/fedaux_tables")
-
-    def __post_init__(self):
-        report.check_types(self)
-        report.check_each(self, check.positive, "client_lr", "linear_lr", "distil_lr")
-        check.in_range(0, 1, cohort=self.cohort)
-        report.check_each(self, TABLES, "tables")
-        report.check_each(self, NAMES, "methods")
 
 
 _DIGITS = Experiment(

@@ -13,7 +13,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -46,7 +46,7 @@ from fedjax_core.generated import (
 from fedjax_core.models import layers, residual
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table
-from fedjax_core.types import Params
+from fedjax_core.types import Checked, Params, Positive, PositiveInt
 
 NAMES = ("FedCGAN", "FedCVAE", "FedEvg")
 MEDICAL = {"pneumonia": "pneumoniamnist", "derma": "dermamnist"}
@@ -127,7 +127,7 @@ SCHEDULES = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -163,39 +163,32 @@ class Experiment:
       out: directory of runs and page; it goes on with what is there.
     """
 
-    data: tuple[str, ...] = ("mnist", "cifar10")
+    data: tuple[Annotated[str, check.among(DATA)], ...] = ("mnist", "cifar10")
     path: Path = Path("data")
-    size: int = 12
-    num_train: int = 2000
-    num_test: int = 500
-    num_clients: tuple[int, ...] = (10, 100)
-    alphas: tuple[float, ...] = (0.01, 1.0)
-    cohort_size: int = 10
-    methods: tuple[str, ...] = NAMES
-    rounds: int = 15
-    per_class: int = 10
+    size: PositiveInt = 12
+    num_train: PositiveInt = 2000
+    num_test: PositiveInt = 500
+    num_clients: tuple[PositiveInt, ...] = (10, 100)
+    alphas: tuple[Positive, ...] = (0.01, 1.0)
+    cohort_size: PositiveInt = 10
+    methods: tuple[Annotated[str, check.among(NAMES)], ...] = NAMES
+    rounds: PositiveInt = 15
+    per_class: PositiveInt = 10
     model: Literal["small", "resnet10"] = "small"
-    width: int = 8
-    latent: int = 16
-    batch_size: int = 32
-    local_steps: int | None = 10
+    width: PositiveInt = 8
+    latent: PositiveInt = 16
+    batch_size: PositiveInt = 32
+    local_steps: PositiveInt | None = 10
     client_lr: float = 3e-3
     generator_lr: float = 3e-3
     first_step: float = 10.0
     last_step: float = 0.01
     schedule: Literal["ddpm", "half"] = "half"
-    gradient_within: float = 3.0
-    fit_epochs: int = 40
-    feature_epochs: int = 10
-    num_seeds: int = 5
+    gradient_within: Positive = 3.0
+    fit_epochs: PositiveInt = 40
+    feature_epochs: PositiveInt = 10
+    num_seeds: PositiveInt = 5
     out: Path = Path("runs/fedevg_tables")
-
-    def __post_init__(self):
-        report.check_each(self, DATA, "data")
-        report.check_each(self, NAMES, "methods")
-        report.check_each(self, check.positive, "alphas", "gradient_within")
-        report.check_each(self, check.positive_int, "num_clients")
-        report.check_types(self)
 
     @property
     def work(self) -> LocalWork:

@@ -32,6 +32,7 @@ from fedjax_core.experiments import report
 from fedjax_core.networks import builders, gtvmin, plots
 from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
+from fedjax_core.types import Checked, Positive, PositiveInt
 
 FILE = "fmi_windows_2025.csv.gz"
 
@@ -39,7 +40,7 @@ _YESTERDAY = 4  # the feature of the map: the last highest temperature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -56,20 +57,31 @@ class Experiment:
     """
 
     path: Path | None = None
-    num_stations: int = 200
-    num_windows: int = 30
-    num_neighbours: int = 5
-    alphas: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
-    rounds: int = 2000
-    num_seeds: int = 5
+    num_stations: PositiveInt = 200
+    num_windows: PositiveInt = 30
+    num_neighbours: PositiveInt = 5
+    alphas: tuple[Positive, ...] = (
+        0.001,
+        0.003,
+        0.01,
+        0.03,
+        0.1,
+        0.3,
+        1,
+        3,
+        10,
+        30,
+        100,
+    )
+    rounds: PositiveInt = 2000
+    num_seeds: PositiveInt = 5
     out: Path = Path("runs/fmi_weather")
     run_dir: Path | None = None
 
     def __post_init__(self):
-        report.check_types(self)
+        super().__post_init__()
         check.in_range(3, np.inf, num_windows=self.num_windows)
         check.in_range(1, self.num_stations - 1, num_neighbours=self.num_neighbours)
-        report.check_each(self, check.positive, "alphas")
 
 
 PRESETS = {

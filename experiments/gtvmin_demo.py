@@ -37,7 +37,7 @@ from fedjax_core.networks.iterate import block_max_norm
 from fedjax_core.networks.operators import Operator
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
 from fedjax_core.networks.theory import contraction
-from fedjax_core.types import Key
+from fedjax_core.types import Checked, Key, Positive, PositiveInt, Seed, Share
 
 METHODS: tuple[str, ...] = ("alone", "network", "one model for all", "oracle")
 
@@ -45,7 +45,7 @@ _UNPROVEN = ", no contraction proven"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -68,28 +68,35 @@ class Experiment:
     """
 
     sizes: tuple[int, ...] = (30, 30, 30)
-    p_in: float = 0.3
-    p_out: float = 0.01
-    num_features: int = 5
-    noise_std: float = 1.5
-    num_examples: tuple[int, ...] = (3, 6, 12, 25, 50, 100)
+    p_in: Share = 0.3
+    p_out: Share = 0.01
+    num_features: PositiveInt = 5
+    noise_std: Positive = 1.5
+    num_examples: tuple[PositiveInt, ...] = (3, 6, 12, 25, 50, 100)
     shown: int = 12
-    alphas: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
-    rounds: int = 150
-    bounds: tuple[int, ...] = (1, 4, 12)
-    num_seeds: int = 10
-    graph_seed: int = 0
+    alphas: tuple[Positive, ...] = (
+        0.001,
+        0.003,
+        0.01,
+        0.03,
+        0.1,
+        0.3,
+        1,
+        3,
+        10,
+        30,
+        100,
+    )
+    rounds: PositiveInt = 150
+    bounds: tuple[PositiveInt, ...] = (1, 4, 12)
+    num_seeds: PositiveInt = 10
+    graph_seed: Seed = 0
     out: Path = Path("runs/gtvmin_demo")
     run_dir: Path | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         builders.block_labels(self.sizes)
-        check.in_range(0, 1, p_in=self.p_in, p_out=self.p_out)
-        check.positive(noise_std=self.noise_std)
-        check.seed(graph_seed=self.graph_seed)
-        report.check_types(self, "graph_seed", "shown")
-        report.check_each(self, check.positive_int, "num_examples", "bounds")
-        report.check_each(self, check.positive, "alphas")
         check.one_of(self.num_examples, shown=self.shown)
 
 

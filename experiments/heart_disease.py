@@ -20,10 +20,11 @@ from fedjax_core.data.packed import FederatedData, Packed
 from fedjax_core.datasets import heart_disease
 from fedjax_core.experiments import report
 from fedjax_core.result import spread
+from fedjax_core.types import Checked, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -43,12 +44,9 @@ class Experiment:
         )
     )
     path: Path = Path("data/heart_disease")
-    rounds: int = 30
-    num_seeds: int = 5
+    rounds: PositiveInt = 30
+    num_seeds: PositiveInt = 5
     out: Path = Path("runs/heart_disease")
-
-    def __post_init__(self):
-        report.check_types(self)
 
 
 PRESETS = {

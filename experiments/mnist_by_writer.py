@@ -21,10 +21,11 @@ from fedjax_core.datasets import mnist
 from fedjax_core.evaluate import compile_evaluation
 from fedjax_core.experiments import report
 from fedjax_core.result import spread
+from fedjax_core.types import Checked, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -46,15 +47,15 @@ class Experiment:
     path: Path = Path("data/mnist_by_writer")
     model: Literal["mlp", "cnn"] = "mlp"
     test_fraction: float = 0.2
-    cohort_size: int = 20
-    rounds: int = 200
-    num_seeds: int = 5
+    cohort_size: PositiveInt = 20
+    rounds: PositiveInt = 200
+    num_seeds: PositiveInt = 5
     out: Path = Path("runs/mnist_by_writer")
 
     def __post_init__(self):
+        super().__post_init__()
         # Both in every hand.
         check.in_range(0.05, 0.95, test_fraction=self.test_fraction)
-        report.check_types(self)
         check.in_range(1, 539, cohort_size=self.cohort_size)  # all writers
 
 

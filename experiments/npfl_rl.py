@@ -10,11 +10,10 @@ in others where its guesses differ.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,6 +29,7 @@ from fedjax_core.networks.graph import num_neighbours
 from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
 from fedjax_core.study_report import Table, verdict_of
+from fedjax_core.types import Checked, PositiveInt, Share
 
 NFL, GREEDY = "NFL", "greedy"
 DPG, BATCH_DPG, SAC, BATCH_SAC = "DPG", "BRL-DPG", "SAC", "BRL-SAC"
@@ -84,7 +84,7 @@ is tuned here.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -107,7 +107,7 @@ class Experiment:
       out: directory of runs, figures, CSV and page; it goes on with what is there.
     """
 
-    num_nodes: int = 30
+    num_nodes: PositiveInt = 30
     mean_degree: float = 6.0
     num_clusters: int = 3
     num_features: int = 60
@@ -116,23 +116,20 @@ class Experiment:
     noise_variance: tuple[float, float] = (0.1, 1.0)
     rho: float = 3.0
     strength: float = 0.1
-    taus: tuple[float, ...] = (0, 0.02, 0.05, 0.1, 0.2, 0.4)
+    taus: tuple[Share, ...] = (0, 0.02, 0.05, 0.1, 0.2, 0.4)
     tau: float = 0.05
-    policies: tuple[str, ...] = tuple(POLICIES)
+    policies: tuple[Annotated[str, check.among(POLICIES)], ...] = tuple(POLICIES)
     rounds: int = 250
     settings: tuple[str, ...] = ("thesis", "more rows", "less noise")
-    num_seeds: int = 10
+    num_seeds: PositiveInt = 10
     seed: int = 1
     out: Path = Path("runs/npfl_rl")
 
     def __post_init__(self):
-        check.positive_int(num_nodes=self.num_nodes, num_seeds=self.num_seeds)
+        super().__post_init__()
         check.in_range(10, 10**6, rounds=self.rounds)
-        report.check_each(self, functools.partial(check.in_range, 0, 1), "taus")
-        for name in self.settings:
-            check.one_of(("thesis", *SETTINGS), settings=name)
-        for name in self.policies:
-            check.one_of(POLICIES, policies=name)
+        known = check.among(("thesis", *SETTINGS))
+        check.each(known, None, settings=self.settings)
         if not {DPG, SAC} <= set(self.policies):
             raise ValueError(f"policies must have DPG and SAC, got {self.policies}.")
         if not {0, 0.05} <= set(self.taus):

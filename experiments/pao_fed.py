@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from fedjax_core.networks.run import run
 from fedjax_core.networks.streaming import World, featurise, held_out_error
 from fedjax_core.networks.theory.partial_sharing import largest_step_sizes
 from fedjax_core.study_report import Table, sign_flip, verdict_of
-from fedjax_core.types import Key
+from fedjax_core.types import Checked, Key, PositiveInt
 
 FIGURES = ("4.2", "4.3", "4.4", "4.5", "4.6")
 _TUNING_SEEDS = (1000, 1001)
@@ -35,7 +35,7 @@ STEP_SIZES = np.geomspace(1e-3, 1.0, 25)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -49,18 +49,17 @@ class Experiment:
     """
 
     path: Path = Path("data")
-    num_clients: int = 256
+    num_clients: PositiveInt = 256
     iterations: int = 2000
     num_features: int = 200
-    num_runs: int = 10
-    figures: tuple[str, ...] = FIGURES
+    num_runs: PositiveInt = 10
+    figures: tuple[Annotated[str, check.among(FIGURES)], ...] = FIGURES
     out: Path = Path("runs/pao_fed")
 
     def __post_init__(self):
-        check.positive_int(num_runs=self.num_runs, num_clients=self.num_clients)
+        super().__post_init__()
         check.in_range(100, 10**6, iterations=self.iterations)
         check.in_range(50, 10**6, num_features=self.num_features)
-        report.check_each(self, FIGURES, "figures")
 
 
 PRESETS = {

@@ -6,7 +6,7 @@ a table, draws one panel per partitioner.
 
 import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich import box
@@ -17,12 +17,13 @@ from fedjax_core import check
 from fedjax_core.data.packed import Dataset, FederatedData
 from fedjax_core.datasets import digits, partition, plots
 from fedjax_core.experiments import report
+from fedjax_core.types import Checked, NonNegative, Positive, PositiveInt, Seed, Share
 
 _INK, _PAPER = "#5a5a5a", "#f5f5f2"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -36,21 +37,17 @@ class Experiment:
       out: directory for the figure.
     """
 
-    num_clients: int = 20
-    alpha: float = 0.3
-    num_classes: int = 2
-    sigma: float = 1.0
-    gamma: float = 0.9
-    num_clusters: int = 4
-    seed: int = 0
+    num_clients: PositiveInt = 20
+    alpha: Positive = 0.3
+    num_classes: PositiveInt = 2
+    sigma: NonNegative = 1.0
+    gamma: Annotated[Share, check.positive] = 0.9
+    num_clusters: PositiveInt = 4
+    seed: Seed = 0
     out: Path = Path("runs/partitions")
 
     def __post_init__(self):
-        check.positive(alpha=self.alpha, gamma=self.gamma)
-        check.non_negative(sigma=self.sigma)
-        check.seed(seed=self.seed)
-        check.in_range(0, 1, gamma=self.gamma)
-        report.check_types(self, "seed")
+        super().__post_init__()
         check.in_range(1, 10, num_classes=self.num_classes)
         # Every digit needs a client; with more than 50, bubbles are too small to see.
         fewest = -(-10 // self.num_classes)

@@ -23,10 +23,11 @@ from fedjax_core.algorithms import (
 )
 from fedjax_core.datasets import digits, partition
 from fedjax_core.experiments import report
+from fedjax_core.types import Checked, Positive, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -41,18 +42,17 @@ class Experiment:
       out: directory of the study; it goes on with what is there.
     """
 
-    num_clients: int = 50
-    shards: int = 2
-    cohort_size: int = 10
-    rounds: int = 100
-    num_seeds: int = 5
-    client_lr: float = 0.1
-    hidden: int = 50
+    num_clients: PositiveInt = 50
+    shards: PositiveInt = 2
+    cohort_size: PositiveInt = 10
+    rounds: PositiveInt = 100
+    num_seeds: PositiveInt = 5
+    client_lr: Positive = 0.1
+    hidden: PositiveInt = 50
     out: Path = Path("runs/personalization")
 
     def __post_init__(self):
-        check.positive(client_lr=self.client_lr)
-        report.check_types(self)
+        super().__post_init__()
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 

@@ -9,13 +9,12 @@ without, see --mnist and --organs.
 """
 
 import dataclasses
-import functools
 import itertools
 import re
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -30,6 +29,7 @@ from fedjax_core.networks.plots import COLORS
 from fedjax_core.networks.run import run
 from fedjax_core.privacy import DynamicBudget
 from fedjax_core.study_report import Table
+from fedjax_core.types import Checked, Fraction, Positive, PositiveInt, Share
 
 GFL, CLUSTER_FL, FALLING = "GFL", "ClusterFL", "tau = 0.4 x 0.98^n"
 
@@ -98,7 +98,7 @@ Images are averaged over 2 x 2 pixels and scaled to norm 1, without a bias.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -146,34 +146,30 @@ class Experiment:
     gradient_bound: float = 0.05
     first: float = 0.001
     decay: float = 0.99
-    taus: tuple[float, ...] = (0, 0.1, 0.2, 0.4, 0.6, 0.8)
-    firsts: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
-    decays: tuple[float, ...] = (0.97, 0.98, 0.99, 1.0)
+    taus: tuple[Fraction, ...] = (0, 0.1, 0.2, 0.4, 0.6, 0.8)
+    firsts: tuple[Positive, ...] = (1e-5, 1e-4, 1e-3, 1e-2)
+    decays: tuple[Annotated[Share, check.positive], ...] = (0.97, 0.98, 0.99, 1.0)
     rounds: int = 300
     sweep_rounds: int = 200
     image_rounds: int = 100
-    every: int = 20
-    num_images: int = 300
+    every: PositiveInt = 20
+    num_images: PositiveInt = 300
     figures: tuple[str, ...] = (
         *("5.1a", "5.1a, less noise", "5.1a, unlike tasks", "5.1b", "5.1c", "5.2"),
         *("5.3", "5.3, no privacy", "5.4a", "5.4b", "5.5a", "5.5a, more noise", "5.5b"),
         *("5.5c", "5.6a", "5.6b"),
     )
-    num_seeds: int = 10
+    num_seeds: PositiveInt = 10
     seed: int = 1
     mnist: Path = Path("data/mnist_by_writer")
     organs: Path = Path("data/organamnist")
     out: Path = Path("runs/pgfl")
 
     def __post_init__(self):
-        report.check_each(self, check.positive_int, "num_seeds", "every", "num_images")
+        super().__post_init__()
         for name in ("rounds", "sweep_rounds", "image_rounds"):
             check.in_range(self.every, 10**6, **{name: getattr(self, name)})
-        report.check_each(self, check.fraction, "taus")
-        report.check_each(self, check.positive, "firsts", "decays")
-        report.check_each(self, functools.partial(check.in_range, 0, 1), "decays")
-        for name in self.figures:
-            check.one_of(FIGURES, figures=name)
+        check.each(check.among(FIGURES), None, figures=self.figures)
         if not {0, 0.4} <= set(self.taus):
             raise ValueError(f"taus must have 0 and 0.4, got {self.taus}.")
 

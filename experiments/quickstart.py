@@ -14,10 +14,11 @@ from fedjax_core import LocalWork, Result, check, models
 from fedjax_core.algorithms import fedavg
 from fedjax_core.datasets import digits, partition
 from fedjax_core.experiments import report
+from fedjax_core.types import Checked, Positive, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -35,17 +36,16 @@ class Experiment:
     algorithm: fedavg.Config = dataclasses.field(
         default_factory=lambda: fedavg.Config(work=LocalWork(epochs=2, batch_size=10))
     )
-    num_clients: int = 100
-    alpha: float = 0.3
-    cohort_size: int = 10
-    rounds: int = 200
-    num_seeds: int = 5
+    num_clients: PositiveInt = 100
+    alpha: Positive = 0.3
+    cohort_size: PositiveInt = 10
+    rounds: PositiveInt = 200
+    num_seeds: PositiveInt = 5
     hidden: tuple[int, ...] = (100,)
     out: Path = Path("runs/quickstart")
 
     def __post_init__(self):
-        check.positive(alpha=self.alpha)
-        report.check_types(self)
+        super().__post_init__()
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 

@@ -1,11 +1,9 @@
 """What experiments have in common: runs towards a goal, studies, tables, figures."""
 
 import csv
-import dataclasses
-import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +16,6 @@ from fedjax_core import (
     FederatedData,
     Model,
     Result,
-    check,
     simulate,
     study,
     study_report,
@@ -439,35 +436,3 @@ def claims_table(
         verdict = study_report.verdict_of(d) if known else "undecided"
         rows.append((what, where, format(d.mean(), form) if known else "", verdict))
     return study_report.Table(title, ("claim", "where", "by", "verdict"), rows)
-
-
-def check_each(
-    experiment: Any, rule: Callable[..., Any] | Collection[Any], *names: str
-) -> None:
-    """Raises ValueError unless fields keep a rule, every value of those with several.
-
-    The rule is one of `check`, or all values that are known; no field may be empty.
-    """
-    keep = rule if callable(rule) else functools.partial(check.one_of, rule)
-    kinds = {field.name: field.type for field in dataclasses.fields(experiment)}
-    for name in names:
-        value = getattr(experiment, name)
-        values = value if get_origin(kinds[name]) is tuple else (value,)
-        if not values:
-            raise ValueError(f"{name} must not be empty.")
-        for each in values:
-            keep(**{name: each})
-
-
-def check_types(experiment: Any, *others: str) -> None:
-    """Raises TypeError or ValueError for an int below 1, or a choice there is not.
-
-    Ints whose names are among `others` may be what they like.
-    """
-    kinds = {field.name: field.type for field in dataclasses.fields(experiment)}
-    for name in sorted(kinds.keys() - {*others}):
-        kind, value = kinds[name], getattr(experiment, name)
-        if get_origin(kind) is Literal:
-            check.one_of(get_args(kind), **{name: value})
-        elif kind is int or (kind == int | None and value is not None):
-            check.positive_int(**{name: value})

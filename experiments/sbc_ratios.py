@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core import LocalWork, Model, Result, check, models
+from fedjax_core import LocalWork, Model, Result, models
 from fedjax_core.algorithms import stc
 from fedjax_core.compress import sbc, theory, top_k
 from fedjax_core.datasets import digits, partition
@@ -24,10 +24,11 @@ from fedjax_core.experiments import report
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, verdict_of
 from fedjax_core.transform import Transform, identity
+from fedjax_core.types import Checked, Fraction, Positive, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -44,23 +45,17 @@ class Experiment:
       out: directory of records and figures; it goes on with what is there.
     """
 
-    num_workers: int = 4
-    iterations: int = 1000
-    measured_iterations: int = 500
-    delays: tuple[int, ...] = (1, 10, 100)
-    rates: tuple[float, ...] = (1.0, 0.1, 0.01, 0.001)
-    client_lr: float = 0.02
-    momentum: float = 0.9
-    batch_size: int = 20
-    hidden: int = 300
-    num_seeds: int = 5
+    num_workers: PositiveInt = 4
+    iterations: PositiveInt = 1000
+    measured_iterations: PositiveInt = 500
+    delays: tuple[PositiveInt, ...] = (1, 10, 100)
+    rates: tuple[Positive, ...] = (1.0, 0.1, 0.01, 0.001)
+    client_lr: Positive = 0.02
+    momentum: Fraction = 0.9
+    batch_size: PositiveInt = 20
+    hidden: PositiveInt = 300
+    num_seeds: PositiveInt = 5
     out: Path = Path("runs/sbc_ratios")
-
-    def __post_init__(self):
-        report.check_types(self)
-        report.check_each(self, check.positive, "client_lr", "rates")
-        report.check_each(self, check.positive_int, "delays")
-        check.fraction(momentum=self.momentum)
 
 
 PRESETS = {

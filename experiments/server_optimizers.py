@@ -13,13 +13,14 @@ from fedjax_core import LocalWork, check, models, split_examples, study
 from fedjax_core.algorithms import fedavg, fedopt
 from fedjax_core.datasets import digits, partition
 from fedjax_core.experiments import report
+from fedjax_core.types import Checked, Positive, PositiveInt
 
 RULES = {"FedAvgM": "avgm", "FedAdagrad": "adagrad", "FedAdam": "adam"}
 RULES["FedYogi"] = "yogi"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -34,19 +35,18 @@ class Experiment:
       out: directory of the study; it goes on with what is there.
     """
 
-    num_clients: int = 100
-    alpha: float = 0.1
-    cohort_size: int = 10
-    rounds: int = 100
-    num_seeds: int = 5
+    num_clients: PositiveInt = 100
+    alpha: Positive = 0.1
+    cohort_size: PositiveInt = 10
+    rounds: PositiveInt = 100
+    num_seeds: PositiveInt = 5
     client_lrs: tuple[float, ...] = (0.03, 0.1, 0.3)
     server_lrs: tuple[float, ...] = (0.01, 0.03, 0.1)
-    hidden: int = 50
+    hidden: PositiveInt = 50
     out: Path = Path("runs/server_optimizers")
 
     def __post_init__(self):
-        check.positive(alpha=self.alpha)
-        report.check_types(self)
+        super().__post_init__()
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 
 

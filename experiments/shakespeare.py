@@ -24,10 +24,11 @@ from fedjax_core.algorithms import fedavg
 from fedjax_core.data.readers.files import DataFileError
 from fedjax_core.datasets import characters, shakespeare
 from fedjax_core.experiments import report
+from fedjax_core.types import Checked, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -50,17 +51,17 @@ class Experiment:
         )
     )
     path: Path | None = None
-    num_clients: int | None = None
-    cohort_size: int = 10
-    rounds: int = 200
-    eval_every: int = 20
-    num_seeds: int = 1
-    length: int = 80
+    num_clients: PositiveInt | None = None
+    cohort_size: PositiveInt = 10
+    rounds: PositiveInt = 200
+    eval_every: PositiveInt = 20
+    num_seeds: PositiveInt = 1
+    length: PositiveInt = 80
     hidden: tuple[int, ...] = (256, 256)
     out: Path = Path("runs/shakespeare")
 
     def __post_init__(self):
-        report.check_types(self)
+        super().__post_init__()
         if self.num_clients is not None:
             check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
 

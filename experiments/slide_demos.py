@@ -33,10 +33,11 @@ from fedjax_core.networks.graph import Graph
 from fedjax_core.networks.iterate import block_max_norm
 from fedjax_core.networks.oracles import Quadratic, least_squares_statistics, quadratic
 from fedjax_core.networks.theory import contraction
+from fedjax_core.types import Checked, Positive, PositiveInt, Seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -54,25 +55,23 @@ class Experiment:
         goes on there, a finished one is shown again.
     """
 
-    num_nodes: int = 12
-    num_examples: int = 30
-    num_features: int = 3
-    alpha: float = 0.5
-    rounds: int = 60
-    batch_size: int = 10
-    local_steps: int = 5
-    bound: int = 4
-    seed: int = 0
+    num_nodes: PositiveInt = 12
+    num_examples: PositiveInt = 30
+    num_features: PositiveInt = 3
+    alpha: Positive = 0.5
+    rounds: PositiveInt = 60
+    batch_size: PositiveInt = 10
+    local_steps: PositiveInt = 5
+    bound: PositiveInt = 4
+    seed: Seed = 0
     out: Path = Path("runs/slide_demos")
     run_dir: Path | None = None
 
     def __post_init__(self):
-        report.check_types(self, "seed")
+        super().__post_init__()
         check.in_range(5, 10_000, num_nodes=self.num_nodes)
         check.in_range(1, self.num_examples, batch_size=self.batch_size)
         check.in_range(1, self.num_examples, num_features=self.num_features)
-        check.positive(alpha=self.alpha)
-        check.seed(seed=self.seed)
 
 
 PRESETS = {

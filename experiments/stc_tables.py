@@ -36,10 +36,11 @@ from fedjax_core.datasets import (
 from fedjax_core.experiments import report
 from fedjax_core.models.layers import Dense
 from fedjax_core.models.recurrent import LSTM
+from fedjax_core.types import Checked, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -66,22 +67,22 @@ class Experiment:
         "digits", "usps", "mnist", "cifar10", "kws", "fashion_mnist", "shakespeare"
     ] = "digits"
     path: Path | None = None
-    num_clients: int = 100
-    cohort_size: int = 10
-    batch_size: int = 10
-    iterations: int = 800
+    num_clients: PositiveInt = 100
+    cohort_size: PositiveInt = 10
+    batch_size: PositiveInt = 10
+    iterations: PositiveInt = 800
     delays: tuple[int, ...] = (25, 100, 400)
     sparsities: tuple[int, ...] = (25, 100, 400)
     client_lr: float = 0.1
     step_size: float = 1e-3
     momentum: float = 0.9
     goal: float = 0.93
-    num_seeds: int = 5
+    num_seeds: PositiveInt = 5
     environments: bool = True
     out: Path = Path("runs/stc_tables")
 
     def __post_init__(self):
-        report.check_types(self)
+        super().__post_init__()
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.open_interval(0, 1, goal=self.goal)
         if self.data == "shakespeare" and self.environments:

@@ -25,11 +25,12 @@ from fedjax_core.datasets import digits, partition
 from fedjax_core.experiments import report
 from fedjax_core.plan import num_steps
 from fedjax_core.result import spread
+from fedjax_core.types import Checked, Fraction, NonNegative, Positive, PositiveInt
 from fedjax_core.virtual_time import Asynchronous, Devices, Synchronous
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -47,24 +48,21 @@ class Experiment:
       out: directory of records and page.
     """
 
-    num_clients: int = 100
-    alpha: float = 0.5
-    cohort_size: int = 10
-    select: int = 15
-    buffer_size: int = 5
-    rounds: int = 150
-    spread: float = 1.0
-    failures: float = 0.3
+    num_clients: PositiveInt = 100
+    alpha: Positive = 0.5
+    cohort_size: PositiveInt = 10
+    select: PositiveInt = 15
+    buffer_size: PositiveInt = 5
+    rounds: PositiveInt = 150
+    spread: NonNegative = 1.0
+    failures: Fraction = 0.3
     goal: float = 0.85
-    num_seeds: int = 5
-    hidden: int = 50
+    num_seeds: PositiveInt = 5
+    hidden: PositiveInt = 50
     out: Path = Path("runs/stragglers")
 
     def __post_init__(self):
-        check.positive(alpha=self.alpha)
-        check.non_negative(spread=self.spread)
-        check.fraction(failures=self.failures)
-        report.check_types(self)
+        super().__post_init__()
         check.in_range(1, self.num_clients, cohort_size=self.cohort_size)
         check.in_range(self.cohort_size, self.num_clients, select=self.select)
 

@@ -15,7 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -71,7 +71,15 @@ from fedjax_core.local import by_round
 from fedjax_core.personal import best_lambda, with_mixtures
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, tables, write
-from fedjax_core.types import LossFn
+from fedjax_core.types import (
+    Checked,
+    Fraction,
+    LossFn,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Share,
+)
 
 PARTS = ("table 2.3", "table 2.4", "table 2.5", "table 2.6", "table 2.7")
 PARTS += ("figure 2.3", "figure 2.4", "figure 2.5")
@@ -126,7 +134,7 @@ def kind_and_rate(noises: str) -> tuple[str, float]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -173,65 +181,44 @@ class Experiment:
 
     data: Literal["files", "digits"] = "files"
     path: Path = Path("data")
-    num_train: int = 4000
-    num_test: int = 1000
-    shrink: int = 2
-    num_clients: tuple[int, ...] = (50,)
-    natural: tuple[str, ...] = ("writers",)
-    num_writers: int = 60
-    num_roles: int = 60
-    roles_lr: float = 0.8
-    split: tuple[str, ...] = ("cifar10",)
-    alphas: tuple[float, ...] = (1.0, 100.0)
-    noises: tuple[str, ...] = ("pair 0.4",)
+    num_train: PositiveInt = 4000
+    num_test: PositiveInt = 1000
+    shrink: Literal[1, 2, 4] = 2  # divides the sides of all images
+    num_clients: tuple[PositiveInt, ...] = (50,)
+    natural: tuple[Literal["writers", "roles"], ...] = ("writers",)
+    num_writers: PositiveInt = 60
+    num_roles: PositiveInt = 60
+    roles_lr: Positive = 0.8
+    split: tuple[Annotated[str, check.among(CLASSES)], ...] = ("cifar10",)
+    alphas: tuple[Positive, ...] = (1.0, 100.0)
+    noises: tuple[Annotated[str, kind_and_rate], ...] = ("pair 0.4",)
     noisy_test: bool = False
-    cohort_size: int = 5
-    rounds: int = 60
-    local_epochs: int = 2
-    batch_size: int = 10
-    client_lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    lr_decay: float = 0.99
-    mu: float = 0.01
-    prox: float = 15.0
-    nus: tuple[float, float] = (1.0, 2.0)
-    warm_ups: tuple[float, float] = (0.4, 0.6)
-    mus: tuple[float, ...] = (0.0, 0.01, 1.0)
-    more_nus: tuple[float, ...] = (0.0, 1.0, 5.0)
+    cohort_size: PositiveInt = 5
+    rounds: PositiveInt = 60
+    local_epochs: PositiveInt = 2
+    batch_size: PositiveInt = 10
+    client_lr: Positive = 0.01
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 1e-4
+    lr_decay: Annotated[Share, check.positive] = 0.99
+    mu: NonNegative = 0.01
+    prox: Positive = 15.0
+    nus: tuple[NonNegative, NonNegative] = (1.0, 2.0)
+    warm_ups: tuple[Fraction, Fraction] = (0.4, 0.6)
+    mus: tuple[NonNegative, ...] = (0.0, 0.01, 1.0)
+    more_nus: tuple[NonNegative, ...] = (0.0, 1.0, 5.0)
     model: Literal["mlp", "paper"] = "mlp"
-    hidden: tuple[int, ...] = (48, 48)
-    points: int = 15
-    num_seeds: int = 5
-    methods: tuple[str, ...] = NAMES
-    parts: tuple[str, ...] = PARTS
+    hidden: tuple[PositiveInt, ...] = (48, 48)
+    points: PositiveInt = 15
+    num_seeds: PositiveInt = 5
+    methods: tuple[Annotated[str, check.among(NAMES)], ...] = NAMES
+    parts: tuple[Annotated[str, check.among(PARTS)], ...] = PARTS
     out: Path = Path("runs/superfed_tables")
 
     def __post_init__(self):
-        positive = ("client_lr", "roles_lr", "prox", "lr_decay", "alphas")
-        non_negative = ("weight_decay", "mu", "nus", "mus", "more_nus")
-        for rule, names in (
-            (check.positive_int, ("num_clients", "hidden")),
-            (check.positive, positive),
-            (check.non_negative, non_negative),
-            (check.fraction, ("momentum", "warm_ups")),
-            (kind_and_rate, ("noises",)),
-            (("writers", "roles"), ("natural",)),
-            (CLASSES, ("split",)),
-            (PARTS, ("parts",)),
-            (NAMES, ("methods",)),
-            ((1, 2, 4), ("shrink",)),  # divides the sides of all images
-        ):
-            report.check_each(self, rule, *names)
+        super().__post_init__()
         check.in_range(2, 1000, local_epochs=self.local_epochs)  # FedRep has two phases
-        check.in_range(0, 1, lr_decay=self.lr_decay)
         check.in_range(1, min(self.num_clients), cohort_size=self.cohort_size)
-        report.check_types(self)
-        for name in ("nus", "warm_ups"):
-            if len(values := getattr(self, name)) != len(SCHEMES):
-                raise ValueError(
-                    f"{name} must be one of MM and one of LM, got {values}."
-                )
 
 
 PRESETS = {

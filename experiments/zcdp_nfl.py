@@ -10,7 +10,7 @@ rounds and after the last one against the loss; says which printed orderings hol
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -27,6 +27,7 @@ from fedjax_core.networks.run import System, run
 from fedjax_core.privacy import DynamicBudget, SplitBudget, budget_epsilon
 from fedjax_core.result import spread
 from fedjax_core.study_report import Table, verdict_of
+from fedjax_core.types import Checked, Positive, PositiveInt, Seed
 
 OURS, SPLIT, EXACT = "zCDP-NFL", "(eps, delta)DP-NFL", "P-ADMM"
 GRADIENT, SLOW = "zCDP-grad-NFL", "zCDP-grad-NFL, first step 1"
@@ -96,7 +97,7 @@ tightest budget; budgets grow by 1 / decay from message to message.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Checked):
     """Everything that decides the numbers.
 
     Attributes:
@@ -117,28 +118,26 @@ class Experiment:
       out: directory of runs, figures, CSV and page; it goes on with what is there.
     """
 
-    num_nodes: int = 50
+    num_nodes: PositiveInt = 50
     mean_degree: float = 3.0
-    num_examples: int = 50
-    num_features: int = 8
+    num_examples: PositiveInt = 50
+    num_features: PositiveInt = 8
     noise_std: float = 0.1
-    rounds: int = 200
+    rounds: PositiveInt = 200
     step: float = 4.0
     decay: float = 0.97
     delta: float = 1e-5
-    budgets: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    budgets: tuple[Positive, ...] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
     shown: float = 1e-2
-    num_seeds: int = 20
-    seed: int = 1
-    figures: tuple[str, ...] = ("3.1", "3.2", "3.3")
+    num_seeds: PositiveInt = 20
+    seed: Seed = 1
+    figures: tuple[Annotated[str, check.among(FIGURES)], ...] = ("3.1", "3.2", "3.3")
     out: Path = Path("runs/zcdp_nfl")
 
     def __post_init__(self):
-        report.check_types(self, "seed")
+        super().__post_init__()
         check.open_interval(0, 1, delta=self.delta)
-        report.check_each(self, check.positive, "budgets")
         check.one_of(self.budgets, shown=self.shown)
-        report.check_each(self, FIGURES, "figures")
 
 
 PRESETS = {

@@ -1,7 +1,8 @@
 """Argument checks whose messages name the argument, its value and the rule."""
 
+import functools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,28 @@ def one_of(allowed: Collection[Any], /, **values: Any) -> None:
     for name, value in values.items():
         rule = f"one of {', '.join(map(repr, allowed))}"
         _require(name, value, value in allowed, rule)
+
+
+def among(allowed: Collection[Any], /) -> Callable[..., None]:
+    """`one_of` these, as a rule of a field."""
+    return functools.partial(one_of, allowed)
+
+
+def each(rule: Callable[..., None], size: int | None, /, **values: Any) -> None:
+    """Raises TypeError unless every value is a tuple or list, which has entries.
+
+    ValueError where there is none, or another number than `size`, or where an entry
+    breaks the rule, which is one of this module.
+    """
+    for name, value in values.items():
+        if not isinstance(value, tuple | list):
+            raise TypeError(f"{name} must be a tuple, got {value!r}.")
+        if not value:
+            raise ValueError(f"{name} must not be empty.")
+        if size is not None:
+            _require(name, value, len(value) == size, f"of {size} entries")
+        for entry in value:
+            rule(**{name: entry})
 
 
 def one_given(**values: Any) -> None:

@@ -47,6 +47,7 @@ from fedjax_core.types import (
     NonNegative,
     Params,
     Positive,
+    PositiveInt,
     Stateful,
     trained,
     with_trained,
@@ -69,13 +70,8 @@ class Config(Checked):
 
     learning_rate: Positive = 1e-3
     temperature: Positive = 0.5
-    projection: tuple[int, int] = (512, 128)
+    projection: tuple[PositiveInt, PositiveInt] = (512, 128)
     work: LocalWork = LocalWork(batch_size=512, epochs=100)
-
-    def __post_init__(self):
-        super().__post_init__()
-        for width in self.projection:
-            check.positive_int(projection=width)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

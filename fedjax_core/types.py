@@ -7,7 +7,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -35,6 +35,7 @@ NonNegative = Annotated[float, check.non_negative]
 Fraction = Annotated[float, check.fraction]  # in [0, 1)
 Share = Annotated[float, functools.partial(check.in_range, 0, 1)]
 PositiveInt = Annotated[int, check.positive_int]
+Seed = Annotated[int, check.seed]
 Names = Annotated[tuple[str, ...], check.names]
 
 
@@ -42,9 +43,10 @@ class Checked:
     """The base of a dataclass whose fields are checked by their types.
 
     A `Literal` lists the values of a field, and an `Annotated` has its rule: a function
-    of `fedjax_core.check`. None passes where the type is a union with it. Rules of a
-    field that a subclass declares anew still hold; a new `Literal` replaces the old.
-    Annotations that are text are understood where their names are of the module.
+    of `fedjax_core.check`. A tuple of such types is not empty, and the rules hold for
+    its entries. None passes where the type is a union with it. Rules of a field that a
+    subclass declares anew still hold; a new `Literal` replaces the old. Annotations
+    that are text are understood where their names are of the module.
     """
 
     def __post_init__(self):
@@ -70,12 +72,21 @@ def _rules(kind: type) -> list[tuple[str, Callable[..., None], bool]]:
             options = typing.get_args(hint) if union else (hint,)
             optional[name] = type(None) in options
             for option in options:
-                for rule in getattr(option, "__metadata__", ()):
-                    rules[name, rule] = rule
-                if typing.get_origin(option) is Literal:
-                    allowed = typing.get_args(option)
-                    rules[name, Literal] = functools.partial(check.one_of, allowed)
+                rules |= {(name, key): rule for key, rule in _said(option)}
     return [(name, rule, optional[name]) for (name, _), rule in rules.items()]
+
+
+def _said(hint: Any) -> Iterator[tuple[Any, Callable[..., None]]]:
+    """Rules of a type, each with what a rule that replaces it has as well."""
+    for rule in getattr(hint, "__metadata__", ()):
+        yield rule, rule
+    kind, args = typing.get_origin(hint), typing.get_args(hint)
+    if kind is Literal:
+        yield Literal, check.among(args)
+    if kind is tuple and args:
+        size = None if args[-1] is ... else len(args)
+        for key, rule in _said(args[0]):
+            yield (tuple, key), functools.partial(check.each, rule, size)
 
 
 class Turn(NamedTuple):

@@ -31,6 +31,7 @@ from fedjax_core.participation import (
     one_each,
 )
 from fedjax_core.random import hash64
+from fedjax_core.types import Checked, NonNegative, Positive
 
 _DEVICE, _LINK, _TURN = 0xDE71CE, 0x117C, 0x7124
 
@@ -42,7 +43,7 @@ def _normal(*identity: int | np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Devices:
+class Devices(Checked):
     """How fast the clients' devices are: log-normal, each drawn once.
 
     Attributes:
@@ -53,15 +54,14 @@ class Devices:
       seed: of the draws, which are by client.
     """
 
-    step_seconds: float = 1.0
-    spread: float = 0.0
+    step_seconds: Positive = 1.0
+    spread: NonNegative = 0.0
     bytes_per_second: float = float("inf")
-    link_spread: float = 0.0
+    link_spread: NonNegative = 0.0
     seed: int = 0
 
     def __post_init__(self):
-        check.positive(step_seconds=self.step_seconds)
-        check.non_negative(spread=self.spread, link_spread=self.link_spread)
+        super().__post_init__()
         if not self.bytes_per_second > 0:
             raise ValueError(
                 f"bytes_per_second must be > 0, got {self.bytes_per_second!r}."

@@ -17,13 +17,12 @@ References:
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedjax_core import check
 from fedjax_core.networks.oracles import (
     Losses,
     Quadratic,
@@ -34,13 +33,13 @@ from fedjax_core.networks.oracles import (
     smooth,
 )
 from fedjax_core.networks.robust_loss import absolute
-from fedjax_core.types import Key
+from fedjax_core.types import Checked, Key, NonNegative
 
 Error = Literal["squared", "absolute", "logistic"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Risk:
+class Risk(Checked):
     r"""What every node minimises on its own rows.
 
     Attributes:
@@ -58,13 +57,12 @@ class Risk:
     """
 
     error: Error = "squared"
-    strength: float = 0.0
-    l2: float = 1.0
-    l1: float = 0.0
+    strength: NonNegative = 0.0
+    l2: NonNegative = 1.0
+    l1: NonNegative = 0.0
 
     def __post_init__(self):
-        check.one_of(get_args(Error), error=self.error)
-        check.non_negative(strength=self.strength, l2=self.l2, l1=self.l1)
+        super().__post_init__()
         if self.l1 and self.error != "squared":
             raise ValueError(f"l1 must be 0 with {self.error} errors, got {self.l1}.")
         if self.strength and self.error == "absolute":

@@ -41,7 +41,7 @@ from fedjax_core.privacy.calibration import gaussian_sigma, gaussian_sigma_class
 from fedjax_core.privacy.concentrated import minimiser_sensitivity
 from fedjax_core.privacy.mechanisms import add_gaussian
 from fedjax_core.scorers import check_features
-from fedjax_core.types import Key
+from fedjax_core.types import Checked, Key, Positive, Share
 
 GRADIENT_NORM = 1e-9  # at which the minimum counts as found
 _MOST_STEPS = 1000
@@ -49,7 +49,7 @@ _XI = 1e-8  # keeps scores above 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CertaintyConfig:
+class CertaintyConfig(Checked):
     r"""How certainties are found and what they may give away.
 
     Attributes:
@@ -65,19 +65,16 @@ class CertaintyConfig:
       quantile: in [0, 1], of "public"; 1 is the largest norm.
     """
 
-    regularisation: float = 0.1
+    regularisation: Positive = 0.1
     epsilon: float | None = 0.1
     delta: float = 1e-5
     mechanism: Literal["exact", "classical"] = "exact"
     normaliser: Literal["public", "own_max"] = "public"
-    quantile: float = 0.5
+    quantile: Share = 0.5
 
     def __post_init__(self):
-        check.positive(regularisation=self.regularisation)
+        super().__post_init__()
         check.open_interval(0, 1, delta=self.delta)
-        check.one_of(("exact", "classical"), mechanism=self.mechanism)
-        check.one_of(("public", "own_max"), normaliser=self.normaliser)
-        check.in_range(0, 1, quantile=self.quantile)
         if self.epsilon is None:
             return
         sigma(self, 1)  # raises where epsilon is out of range

@@ -15,6 +15,8 @@ class Config(Checked):
     lr: Positive = 0.1
     count: PositiveInt | None = None
     rule: Literal["a", "b"] = "a"
+    rates: tuple[Positive, ...] = (0.1,)
+    pair: tuple[PositiveInt, PositiveInt] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,26 @@ def test_rules_hold_in_subclasses(kind):
             kind(**wrong)
     with pytest.raises(TypeError, match="count must be an int"):
         kind(count=0.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        ({"rates": ()}, ValueError, "rates must not be empty"),
+        ({"rates": (1.0, -1.0)}, ValueError, "rates must be > 0 and finite, got -1"),
+        ({"rates": "12"}, TypeError, "rates must be a tuple, got '12'"),
+        (
+            {"pair": (1, 2, 3)},
+            ValueError,
+            r"pair must be of 2 entries, got \(1, 2, 3\)",
+        ),
+        ({"pair": (1, 2.5)}, TypeError, "pair must be an int, got 2.5"),
+    ],
+)
+def test_rules_hold_for_entries(wrong, kind, message):
+    Config(rates=(1, 2), pair=(3, 4))
+    with pytest.raises(kind, match=message):
+        Config(**wrong)
 
 
 def test_a_new_choice_replaces_the_old():

@@ -164,8 +164,8 @@ def test_settings_out_of_range_are_refused():
         ),
         (lambda: streams.Config(shares=(1.5,)), "shares must be in"),
         (lambda: streams.Config(availability=(-1,)), "availability must be in"),
-        (lambda: streams.Config(shares=()), r"shares must have .* got \(\)"),
-        (lambda: streams.Config(availability=()), r"availability must have .* got"),
+        (lambda: streams.Config(shares=()), "shares must not be empty"),
+        (lambda: streams.Config(availability=()), "availability must not be empty"),
         (lambda: streaming.draw_features(KEY, 2, 3, 0.0), "width must be > 0"),
     ):
         with pytest.raises(ValueError, match=match):
