@@ -1,12 +1,11 @@
-r"""Local data for networks of devices, drawn from known linear models or two classes.
+r"""Local data for networks of devices, drawn from known linear models.
 
-Node i of a graph holds rows of its own linear model, or a vector of one of two classes:
+Node i of a graph holds rows of its own linear model:
 
 - `network_linear`: linear regression on a given graph, one model or one per node.
 - `clustered_linear`: the same with the graph, dense inside clusters that share a model.
 - `unit_linear`: linear regression of one random model on rows of norm 1.
 - `related_tasks`: clusters whose models are multiples of one, with three splits.
-- `two_class_means`: vectors of mean -1 or 1, whose nodes are to find their own kind.
 
 Arrays are padded to the largest node, with a mask, as
 `oracles.least_squares_statistics` takes them. All that is random comes from the key.
@@ -17,7 +16,7 @@ Licence: none needed, the data is generated.
 
 References:
   Jung, "Federated Learning: From Theory to Practice", arXiv:2505.19183, (59) and (164),
-  Section 6.2 and Exercise 7.1. Gauthier, "On Enabling Scalable, Personalized, and
+  and Section 6.2. Gauthier, "On Enabling Scalable, Personalized, and
   Private Federated Learning", NTNU 2024:92, Sections 3.6, 5.4 and 6.3.
 """
 
@@ -70,19 +69,6 @@ class RelatedTasks(NamedTuple):
     train: LinearNodes
     valid: LinearNodes
     test: LinearNodes
-
-
-class TwoClasses(NamedTuple):
-    """What `two_class_means` draws.
-
-    ``label [n]``, -1 or 1; vectors ``x [n, m]`` where the ``mask [n, m]`` is True, and
-    0 elsewhere; ``means [n]``, of every node's entries.
-    """
-
-    label: jax.Array
-    x: jax.Array
-    mask: jax.Array
-    means: jax.Array
 
 
 def network_linear(
@@ -249,28 +235,6 @@ def related_tasks(
         return LinearNodes(X, y, mask, W)
 
     return RelatedTasks(cluster.astype(jnp.int32), *map(split, splits))
-
-
-def two_class_means(
-    key: Key, m: ArrayLike | Sequence[int], sizes: Sequence[int] = (50, 50)
-) -> TwoClasses:
-    r"""Draws a vector :math:`\mathcal{N}(c_i \mathbf{1}, I)` for nodes of two classes.
-
-    The means tell the classes apart, the better the longer the vectors;
-    `builders.ranked_choices` joins nodes by them. A node's vector has the length `m`,
-    ints >= 1: one or ``[n]``; `sizes` are how many nodes have c_i = -1, the first ones,
-    and c_i = 1.
-
-    References:
-      Jung, Exercise 7.1; that the classes are equally large is our reading.
-    """
-    if len(sizes) != 2:
-        raise ValueError(f"sizes must be two, got {sizes!r}.")
-    label = 2.0 * jnp.asarray(builders.block_labels(sizes)) - 1
-    mask = _rows(m, len(label))
-    x = label[:, None] + jax.random.normal(key, mask.shape, label.dtype)
-    x = jnp.where(mask, x, 0)
-    return TwoClasses(label, x, mask, x.sum(1) / mask.sum(1))
 
 
 def _rows(m: ArrayLike | Sequence[int], n: int) -> jax.Array:

@@ -41,8 +41,9 @@ def average(
       graph: the network; each component averages for itself.
       y: leaves ``[n, ...]``, what every node measured.
       rounds: steps, each sending every vector once along every edge, both ways.
-      eta: below :math:`2 / \lambda_n`, see `check_rate` and `best_rate`; by default
-        1 / (2 d_max), which is safe on every graph.
+      eta: below :math:`2 / \lambda_n`, see `check_rate`; :math:`2 / (\lambda_2 +
+        \lambda_n)` has the smallest factor. By default 1 / (2 d_max), which is safe on
+        every graph.
       record: as for `iterate.iterate`.
 
     Returns:
@@ -58,14 +59,6 @@ def average(
 def factor(eta: ArrayLike, lam2: ArrayLike, lamn: ArrayLike) -> jax.Array:
     """The contraction factor of a step towards the mean, on a connected graph."""
     return jnp.maximum(jnp.abs(1 - eta * lam2), jnp.abs(1 - eta * lamn))
-
-
-def best_rate(lam2: ArrayLike, lamn: ArrayLike) -> jax.Array:
-    r"""The rate of the smallest factor, :math:`2 / (\lambda_2 + \lambda_n)`.
-
-    The factor is :math:`(\lambda_n - \lambda_2) / (\lambda_n + \lambda_2)`.
-    """
-    return 2 / jnp.asarray(lam2 + lamn)
 
 
 def check_rate(eta: ArrayLike, lamn: float) -> None:

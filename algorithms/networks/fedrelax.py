@@ -7,8 +7,8 @@ r"""FedRelax: every node minimises GTVMin over its own parameters, all in parall
       \Bigl( \frac{1}{\deg_i} \sum_j A_{ij} w_j \Bigr)
 
 It is the nonlinear Jacobi method; its fixed points are the solutions of GTVMin. (The
-book says that with linearised losses it is FedGD: it is, at the smaller rates of
-`linearised_rate`.)
+book says that with linearised losses it is FedGD: it is, at the smaller rates
+:math:`\eta / (1 + 2 \alpha \eta \deg_i)`.)
 
 References:
   Jung, "Federated Learning: From Theory to Practice", Alg. 11.
@@ -96,15 +96,6 @@ def make_quadratic(
         return new if alone is None else jnp.where(free[:, None], alone, new)
 
     return Operator(graph, update)
-
-
-def linearised_rate(graph: Graph, alpha: ArrayLike, eta: ArrayLike) -> jax.Array:
-    """The rates ``[n]`` at which FedGD is FedRelax with linearised losses.
-
-    With the linear model of f_i plus ||w - w_i||^2 / (2 eta) in place of f_i, an update
-    is FedGD's with rate eta / (1 + 2 alpha eta deg_i).
-    """
-    return jnp.asarray(eta / (1 + 2 * alpha * eta * degree(graph)))
 
 
 def check_converges(graph: Graph, Q: ArrayLike, alpha: float) -> None:

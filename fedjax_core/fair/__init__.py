@@ -14,7 +14,6 @@ from fedjax_core.fair.responses import respond as respond
 from fedjax_core.fair.responses import shrinkage as shrinkage
 from fedjax_core.fair.simplex import minimise as minimise
 from fedjax_core.fair.simplex import project as project
-from fedjax_core.fair.theory import best_fixed as best_fixed
 from fedjax_core.fair.theory import ftrl_bound as ftrl_bound
 from fedjax_core.fair.theory import lipschitz as lipschitz
 from fedjax_core.fair.theory import lipschitz_of_estimates as lipschitz_of_estimates

@@ -40,21 +40,6 @@ def lipschitz_of_estimates(low: ArrayLike, high: ArrayLike, share: ArrayLike):
     return (high + 2 * (high - low) / share) / (1 + low)  # type: ignore[operator]
 
 
-def best_fixed(responses: ArrayLike, steps: int = 50) -> jax.Array:
-    r"""The fixed decision that is best in hindsight; ``[K]``.
-
-    The maximiser of :math:`\sum_t \log(1 + \langle p, r_t \rangle)` for responses ``[T,
-    K]`` by Newton steps on the simplex, shortened where they would lose. It takes
-    `steps` at most, and ends where none is gained by moving to any corner.
-
-    Raises:
-      ValueError: a known response is not finite, or -1 or less, which has no logarithm.
-    """
-    r = _checked(responses)
-    T, K = r.shape
-    return _best(r, jnp.ones(T, r.dtype), jnp.full(K, 1 / K, r.dtype), steps)
-
-
 def _checked(responses: ArrayLike) -> jax.Array:
     r = as_float(responses)
     check_finite(responses=r)
@@ -66,7 +51,13 @@ def _checked(responses: ArrayLike) -> jax.Array:
 def _best(
     r: jax.Array, share: jax.Array, start: jax.Array, steps: int = 50
 ) -> jax.Array:
-    """`best_fixed` of rounds that count by their share ``[T]``, from `start` on."""
+    r"""The fixed decision that is best in hindsight; ``[K]``.
+
+    The maximiser of :math:`\sum_t s_t \log(1 + \langle p, r_t \rangle)` for responses
+    ``[T, K]`` and the rounds' shares ``[T]``, by Newton steps on the simplex from
+    `start`, shortened where they would lose. It takes `steps` at most, and ends where
+    none is gained by moving to any corner.
+    """
     share = share / share.sum()
     shorter = 0.5 ** jnp.arange(8, dtype=r.dtype)
 
@@ -101,7 +92,10 @@ def regret(decisions: ArrayLike, responses: ArrayLike) -> jax.Array:
 
     The best fixed decision changes from round to round: that of all rounds would make
     all regrets but the last too small. Decisions, made before the round's responses,
-    and responses are ``[T, K]``; errors are those of `best_fixed`.
+    and responses are ``[T, K]``.
+
+    Raises:
+      ValueError: a known response is not finite, or -1 or less, which has no logarithm.
     """
     r = _checked(responses)
     return _regret(decision_loss(decisions, r), r)

@@ -140,20 +140,6 @@ def connectivity_bound(graph: Graph) -> jax.Array:
     return n / (n - 1) * degree(graph).min()
 
 
-def connectivity_vector(num_nodes: int, node: int) -> jax.Array:
-    """The unit vector that proves `connectivity_bound`, ``[n]``.
-
-    sqrt(n / (n - 1)) (e_i - 1 / n) sums to zero, and its quadratic form of L_G is
-    n / (n - 1) deg_i. Raises ValueError for num_nodes < 2 or no such node.
-    """
-    if num_nodes < 2:
-        raise ValueError(f"num_nodes must be >= 2, got {num_nodes}.")
-    check.in_range(0, num_nodes - 1, node=node)
-    e = (np.arange(num_nodes) == node).astype(jnp.result_type(float))
-    unit = (num_nodes / (num_nodes - 1)) ** 0.5 * (e - 1 / num_nodes)
-    return jnp.asarray(unit, e.dtype)
-
-
 def expected_laplacian(num_nodes: int, p: float) -> jax.Array:
     """E L_G of `builders.erdos_renyi`, n p I - p 11', ``[n, n]`` (Jung, Section 7.1).
 

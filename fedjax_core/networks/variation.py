@@ -129,15 +129,6 @@ def blocks(parts: Mapping[str, tuple[ArrayLike, Penalty]]) -> Penalty:
     return Penalty(value)
 
 
-def weighted_sum(*terms: tuple[ArrayLike, Penalty]) -> Penalty:
-    """a_1 phi_1 + a_2 phi_2 + ..., at least one, all of the same differences."""
-    if not terms:
-        raise ValueError("terms must be at least one (strength, penalty).")
-    for a, _ in terms:
-        check.non_negative(strength=a)
-    return Penalty(lambda u: _total([a * penalty(u) for a, penalty in terms]))
-
-
 def gtv(graph: Graph, W: PyTree, penalty: Callable | None = None) -> jax.Array:
     """The generalised total variation, every undirected edge once; a scalar.
 

@@ -25,7 +25,6 @@ from fedjax_core.privacy.concentrated import Budget as Budget
 from fedjax_core.privacy.concentrated import DynamicBudget as DynamicBudget
 from fedjax_core.privacy.concentrated import SplitBudget as SplitBudget
 from fedjax_core.privacy.concentrated import budget_epsilon as budget_epsilon
-from fedjax_core.privacy.concentrated import budget_sigma as budget_sigma
 from fedjax_core.privacy.concentrated import gaussian_budget as gaussian_budget
 from fedjax_core.privacy.concentrated import (
     minimiser_sensitivity as minimiser_sensitivity,

@@ -44,13 +44,6 @@ def gaussian_budget(sigma: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array
     return (jnp.asarray(sensitivity) / jnp.asarray(sigma)) ** 2 / 2
 
 
-def budget_sigma(budget: ArrayLike, sensitivity: ArrayLike = 1.0) -> jax.Array:
-    """The standard deviation of the noise with which a message spends `budget` > 0."""
-    _check_each(budget=budget)
-    check.each_non_negative("message", sensitivity=sensitivity)
-    return jnp.asarray(sensitivity) / jnp.sqrt(2 * jnp.asarray(budget))
-
-
 def budget_epsilon(budget: float, delta: float) -> float:
     r"""Epsilon such that a budget >= 0 implies (epsilon, delta)-DP, delta in (0, 1).
 

@@ -125,39 +125,6 @@ def test_clustered_linear_is_dense_inside_and_one_model_per_cluster():
     )
 
 
-def test_two_class_means_are_normal_around_their_class():
-    m = np.repeat([4, 16], 500)
-    draw = jax.jit(lambda key: networks.two_class_means(key, m, (300, 700)))
-    found = draw(KEY)
-    label = np.repeat([-1.0, 1.0], [300, 700])
-    np.testing.assert_array_equal(found.label, label)
-    assert found.x.shape == found.mask.shape == (1000, 16)
-    np.testing.assert_array_equal(found.mask.sum(1), m)
-    assert not found.x[~found.mask].any()
-    assert_standard_normal((found.x - label[:, None])[np.asarray(found.mask)])
-    assert_standard_normal((found.means - label) * np.sqrt(m))
-    np.testing.assert_allclose(found.means[:500], found.x[:500, :4].mean(1), rtol=1e-4)
-    assert same(found, draw(KEY))
-    assert not same(found.x, draw(jax.random.key(1)).x)
-
-
-@pytest.mark.parametrize(
-    ("m", "expected", "rounding"), [(5, 0.12, 0.005), (50, 0.05, 0.0005)]
-)
-def test_exercise_7_1_on_drawn_classes(m, expected, rounding):
-    """Of all nodes 0.12 get a wrong neighbour for m = 5, and 0.050 for m = 50."""
-    keys = jax.vmap(jax.random.key)(np.arange(200))
-    found = jax.jit(jax.vmap(lambda key: networks.two_class_means(key, m)))(keys)
-    label = np.asarray(found.label[0])
-    wrong = []
-    for seed, means in enumerate(np.asarray(found.means)):
-        choices = builders.ranked_choices(means, seed=seed)
-        wrong.append((label[choices] != label[:, None]).any(1).mean())
-    # 3.9 standard errors, and the rounding of what is expected.
-    error = 3.9 * np.std(wrong, ddof=1) / np.sqrt(len(wrong)) + rounding
-    assert abs(np.mean(wrong) - expected) < error
-
-
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -182,17 +149,12 @@ def test_bad_arguments_of_network_linear(call, error, match):
         networks.network_linear(KEY, *call(builders.chain(3)))
 
 
-def test_bad_arguments_of_clusters_and_classes():
+def test_bad_arguments_of_clusters():
     for w in (W_TRUE, W_TRUE[0]):
         with pytest.raises(ValueError, match=r"w_true must have shape \(2, d\)"):
             networks.clustered_linear(KEY, (3, 3), 0.5, 0.1, 2, w)
     with pytest.raises(ValueError, match="p_in"):
         networks.clustered_linear(KEY, (3, 3), 1.5, 0.1, 2, W_TRUE[:2])
-    for sizes in ((3,), (1, 1, 1)):
-        with pytest.raises(ValueError, match="sizes must be two"):
-            networks.two_class_means(KEY, 2, sizes)
-    with pytest.raises(ValueError, match="m must be one int >= 1"):
-        networks.two_class_means(KEY, 0)
 
 
 def test_unit_rows_are_directions_with_labels_of_one_model():

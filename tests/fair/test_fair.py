@@ -14,9 +14,10 @@ from scipy.optimize import minimize
 
 from fedjax_core import fair
 from fedjax_core.algorithms import aaggff_d, aaggff_s, afl, portfolio, propfair, term
-from fedjax_core.fair import Told
+from fedjax_core.fair import Told, theory
 
 RNG = np.random.default_rng(0)
+HALF = np.full((2, 2), 0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,12 @@ def respond_each(losses, cdf="normal", low=0.0, high=1.0):
 gradient_each = jax.jit(jax.vmap(fair.decision_gradient))
 decision_loss = jax.jit(fair.decision_loss)
 play = jax.jit(fair.play, static_argnums=0)
-best_fixed = jax.jit(fair.best_fixed)
+
+
+@jax.jit
+def best_fixed(R, steps):
+    T, K = R.shape
+    return theory._best(R, jnp.ones(T), jnp.full(K, 1 / K), steps)
 
 
 def heard(losses, ids):
@@ -692,8 +698,11 @@ def test_regret_decomposes_for_any_losses_and_points():
         (lambda: fair.play(fair.static(), -np.ones((1, 2))), "losses must be in"),
         (lambda: fair.play(fair.static(), np.ones(3)), r"losses must be \[T, K\]"),
         (lambda: fair.doubly_robust(np.ones(3), np.arange(3)), "sampled"),
-        (lambda: fair.best_fixed(np.full((2, 2), np.nan)), "responses must be finite"),
-        (lambda: fair.best_fixed(-np.ones((2, 2))), "responses must be > -1"),
+        (
+            lambda: fair.regret(HALF, np.full((2, 2), np.nan)),
+            "responses must be finite",
+        ),
+        (lambda: fair.regret(HALF, -np.ones((2, 2))), "responses must be > -1"),
         (lambda: fair.ftrl_bound(10, 3, -1.0), "slope must be >= 0"),
     ],
 )

@@ -79,15 +79,13 @@ def test_norms_neither_overflow_nor_underflow():
     np.testing.assert_allclose(slope, [[0.6, 0.8], [0.6, 0.8], [0, 0]], rtol=1e-12)
 
 
-def test_strengths_by_leaf_block_and_sum():
+def test_strengths_by_leaf_and_block():
     u = {"shared": jnp.asarray([[3.0, 4.0]]), "own": jnp.asarray([[2.0]])}
     by_leaf = variation.squared({"shared": 0.5, "own": 0.0})
     assert by_leaf(u).tolist() == [12.5]
     assert variation.squared(2.0)(u).tolist() == [58.0]
     parts = {"shared": (2.0, variation.l2()), "own": (3.0, variation.squared())}
     assert variation.blocks(parts)(u).tolist() == [22.0]
-    both = variation.weighted_sum((1.0, variation.lp(1)), (0.5, variation.squared()))
-    assert both(u).tolist() == [9 + 14.5]
     swept = jax.vmap(
         lambda a: variation.blocks(parts | {"own": (a, variation.squared())})(u)
     )(jnp.arange(3.0))
@@ -148,13 +146,10 @@ def test_bad_strengths():
     for build in (
         lambda a: variation.squared(a),
         lambda a: variation.blocks({"a": (a, variation.l2())}),
-        lambda a: variation.weighted_sum((a, variation.l2())),
     ):
         for a in (-1.0, math.nan):
             with pytest.raises(ValueError, match="must be >= 0"):
                 build(a)
-    with pytest.raises(ValueError, match="at least one"):
-        variation.weighted_sum()
 
 
 def test_weights_do_not_widen_the_variation():

@@ -12,7 +12,6 @@ from fedjax_core.privacy import (
     DynamicBudget,
     SplitBudget,
     budget_epsilon,
-    budget_sigma,
     gaussian_budget,
     gaussian_delta,
     minimiser_sensitivity,
@@ -51,7 +50,8 @@ def test_B2_totals_convert_to_the_known_epsilons():
 def test_B3_the_divergence_of_normal_noise_is_linear_in_the_order(x64):
     sigma, sensitivity = 0.7, 1.3
     budget = float(gaussian_budget(sigma, sensitivity))
-    np.testing.assert_allclose(budget_sigma(budget, sensitivity), sigma, rtol=1e-14)
+    found, spent = DynamicBudget(budget).message(0, sensitivity, sensitivity)
+    np.testing.assert_allclose([found, spent], [sigma, budget], rtol=1e-14)
     for order in (1.5, 3.0):
         moment, _ = integrate.quad(
             lambda x, a=order: np.exp(
@@ -152,8 +152,7 @@ def test_what_is_out_of_range_is_refused():
         (lambda: SplitBudget(1.0, 0.1, 0), "messages must be >= 1"),
         (lambda: budget_epsilon(-1.0, 0.1), "budget must be >= 0"),
         (lambda: gaussian_budget(0.0), "sigma must be > 0 and finite, got 0.0"),
-        (lambda: budget_sigma(-1.0), "budget must be > 0"),
-        (lambda: budget_sigma(1.0, -1.0), "sensitivity must be finite and >= 0"),
+        (lambda: gaussian_budget(1.0, -1.0), "sensitivity must be finite and >= 0"),
         (lambda: gaussian_budget(1.0, np.nan), "sensitivity must be finite and >= 0"),
         (lambda: minimiser_sensitivity(1.0, np.array([3, 0]), 1.0), "got 0"),
     ):

@@ -42,7 +42,7 @@ def test_contracts_to_the_mean_by_the_factor(name):
         )[1]
     )
     for share in (0.3, 0.9, None):
-        eta = consensus.best_rate(lam2, lamn) if share is None else share * 2 / lamn
+        eta = 2 / (lam2 + lamn) if share is None else share * 2 / lamn
         factor = float(consensus.factor(eta, lam2, lamn))
         path = np.r_[y[None], run(eta)]
         np.testing.assert_allclose(
