@@ -5,13 +5,14 @@ a loop than outside, and a round is a loop. On a GPU clients side by side, each 
 kernel of its own, turn it into a grouped convolution, half as fast as the products it
 stands for. On both a convolution is better written as the matrix
 product of image patches with the kernel (im2col), on CPU a few examples at a time so
-that their patches stay in the cache, and pooling as a maximum over the axes of a
-reshaped array. A depthwise convolution has no product to make: there it is the sum of
-shifted images times a weight each, which XLA turns into one loop. Elsewhere all are
-XLA's own operations. All images are [B, H, W, C], all kernels [h, w, C, F].
+that their patches stay in the cache, or for 3 x 3 kernels in Winograd's form, and
+pooling as a maximum over the axes of a reshaped array. A depthwise convolution has no
+product to make: there it is the sum of shifted images times a weight each, which XLA
+turns into one loop. Elsewhere all are XLA's own operations. All images are
+[B, H, W, C], all kernels [h, w, C, F].
 
-The "patches" forms define their own reverse derivative: forward-mode differentiation
-(`jax.jvp`, `jax.hessian`) needs the lowering "lax".
+The "patches" forms and Winograd's define their own reverse derivative: forward-mode
+differentiation (`jax.jvp`, `jax.hessian`) needs the lowering "lax".
 """
 
 from functools import partial
@@ -25,6 +26,7 @@ from jax import lax
 
 from fedjax_core import check
 from fedjax_core.arrays import as_float
+from fedjax_core.models import winograd
 
 Array: TypeAlias = jax.Array
 Lowering: TypeAlias = Literal["auto", "patches", "lax"]
@@ -46,7 +48,8 @@ def conv(
       x: [B, H, W, C], integers and bools are converted.
       kernel: [h, w, C, F] float.
       padding: "VALID" or "SAME" (zeros, the odd one after), as in `lax`.
-      lowering: "patches", "lax", or "auto": patches on CPU and GPU, lax elsewhere.
+      lowering: "patches", "lax", or "auto": patches on CPU and GPU, on CPU Winograd's
+        form where it pays, lax elsewhere.
       stride: rows and columns from one output to the next.
 
     Returns:
@@ -74,7 +77,10 @@ def conv(
         return _lax_conv(x, kernel, padding, stride)
     if kernel.shape[:2] == (1, 1):
         return x[:, ::stride, ::stride] @ kernel[0, 0]
-    return _patch_conv(_padded(x, kernel, padding, stride), kernel, stride)
+    x = _padded(x, kernel, padding, stride)
+    if lowering == "auto" and _on_cpu() and stride == 1 and winograd.pays(x, kernel):
+        return winograd.conv(x, kernel)
+    return _patch_conv(x, kernel, stride)
 
 
 def depthwise_conv(
