@@ -335,13 +335,10 @@ _patch_conv.defvjp(_patch_conv_forward, _patch_conv_backward)
 
 def _chunk(x: Array, kernel: Array, stride: int) -> Array:
     """[B, ...] to [B / b, b, ...], b the largest whose patches fit the limit."""
-    batch = x.shape[0]
     rows, columns = _valid_size(x, kernel, stride)
     patch_bytes = rows * columns * _as_matrix(kernel).shape[0] * x.dtype.itemsize
     limit = _PATCH_BYTES_CPU if _on_cpu() else _PATCH_BYTES
-    fitting = min(batch, max(1, limit // max(1, patch_bytes)))
-    size = max(b for b in range(1, fitting + 1) if batch % b == 0)
-    return x.reshape(batch // size, size, *x.shape[1:])
+    return winograd.chunked(x, patch_bytes, limit)
 
 
 def _valid_size(x: Array, kernel: Array, stride: int) -> tuple[int, int]:

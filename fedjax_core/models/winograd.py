@@ -26,6 +26,7 @@ from jax import lax
 Array: TypeAlias = jax.Array
 
 _OUT, _IN = 4, 6  # pixels of a tile along one axis
+_TILE_BYTES = 64 * 2**20  # of a part of a large batch
 
 # Transforms of both axes at once: [36, 36], [36, 9] and [16, 36].
 _B, _G, _A = (
@@ -86,7 +87,23 @@ def conv(x: Array, kernel: Array) -> Array:
     """
     height, width = (n - 2 for n in x.shape[1:3])
     margins = ((0, -height % _OUT), (0, -width % _OUT))
-    return _conv(jnp.pad(x, ((0, 0), *margins, (0, 0))), kernel)[:, :height, :width]
+    x = jnp.pad(x, ((0, 0), *margins, (0, 0)))
+    batch, rows, columns = _grid(x)
+    channels = sum(kernel.shape[2:])  # of tiles and of products, all held at once
+    tile_bytes = rows * columns * _IN**2 * channels * x.dtype.itemsize
+    parts = chunked(x, tile_bytes, _TILE_BYTES)
+    if len(parts) == 1:
+        return _conv(x, kernel)[:, :height, :width]
+    y = lax.map(lambda images: _conv(images, kernel), parts)
+    return y.reshape(batch, *y.shape[2:])[:, :height, :width]
+
+
+def chunked(x: Array, bytes_each: int, limit: int) -> Array:
+    """[B, ...] to [B / b, b, ...], b the largest whose bytes fit the limit."""
+    batch = len(x)
+    fitting = min(batch, max(1, limit // max(1, bytes_each)))
+    size = max(b for b in range(1, fitting + 1) if batch % b == 0)
+    return x.reshape(batch // size, size, *x.shape[1:])
 
 
 @jax.custom_vjp

@@ -13,7 +13,7 @@ from fedjax_core.models import layers, winograd
 SHAPES = [(3, 6, 6, 4, 5), (2, 10, 13, 3, 4), (1, 4, 9, 1, 2)]
 
 
-def normal(seed, *shape, dtype=np.float64):
+def normal(seed, *shape, dtype: Any = np.float64):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
@@ -27,8 +27,12 @@ def plain(x, kernel):
     )
 
 
+@pytest.mark.parametrize("tile_bytes", [winograd._TILE_BYTES, 1])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_is_the_sum_over_the_kernel_with_both_derivatives(shape, x64):
+def test_it_is_the_sum_over_the_kernel_with_both_derivatives(
+    shape, tile_bytes, x64, monkeypatch
+):
+    monkeypatch.setattr(winograd, "_TILE_BYTES", tile_bytes)  # one by one
     batch, height, width, channels, features = shape
     x = normal(0, batch, height, width, channels)
     kernel = normal(1, 3, 3, channels, features)
@@ -43,7 +47,9 @@ def test_it_is_the_sum_over_the_kernel_with_both_derivatives(shape, x64):
         for j in range(3):
             seen = x[:, i : i + height - 2, j : j + width - 2]
             np.testing.assert_allclose(
-                dkernel[i, j], np.tensordot(seen, dy, ([0, 1, 2],) * 2), atol=1e-12
+                dkernel[i, j],
+                np.tensordot(seen, dy, ([0, 1, 2], [0, 1, 2])),
+                atol=1e-12,
             )
 
 
