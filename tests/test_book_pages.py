@@ -12,7 +12,7 @@ PAGES = Path(__file__).parent.parent / "docs" / "how-to"
     "name",
     [
         *("one-device", "trust", "privacy", "learn-a-graph", "flavours"),
-        *("steps-on-a-network", "run-a-system-on-a-network", "bring-your-data"),
+        *("steps-on-a-network", "bring-your-data"),
     ],
 )
 def test_a_page_runs(

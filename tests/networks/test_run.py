@@ -369,6 +369,6 @@ def test_the_how_to_runs(tmp_path, monkeypatch):
     names: dict[str, Any] = {}
     for block in blocks:
         exec(block, names)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     assert (tmp_path / "runs/noisy_admm/error.png").exists()
     assert names["result"].rounds == 100
