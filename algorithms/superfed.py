@@ -61,7 +61,6 @@ from fedjax_core.types import (
     Params,
     Positive,
     PyTree,
-    Share,
     trained,
     with_trained,
 )
@@ -88,10 +87,12 @@ class Config(LocalConfig):
     mu: NonNegative = 0.01
     nu: NonNegative = 2.0
     warm_up: Annotated[int, check.seed] = 0  # an int >= 0
-    lambdas: tuple[Share, ...] = LAMBDAS
+    lambdas: tuple[float, ...] = LAMBDAS
 
     def __post_init__(self):
         super().__post_init__()
+        for lam in self.lambdas:
+            check.in_range(0, 1, lambdas=lam)
         if len({f"{lam:g}" for lam in self.lambdas}) < len(self.lambdas):
             raise ValueError(
                 f"lambdas must differ in six digits, by which their models are named, "
