@@ -21,6 +21,7 @@ SHAPES = [
     *((20, 28, 1, 32), (20, 26, 32, 64)),  # EMNIST CNN
     *((20, 34, 3, 16), (20, 34, 16, 16), (20, 34, 32, 32)),  # CIFAR-10, ResNet-8
     *((20, 18, 64, 64), (20, 18, 128, 128), (20, 10, 256, 256), (20, 6, 512, 512)),
+    *((20, 34, 16, 64), (20, 34, 32, 128), (20, 34, 8, 128)),  # from few to many
     *((4, 10, 16, 16), (4, 6, 64, 64), (32, 9, 32, 32), (32, 7, 32, 32)),  # small
 ]
 
@@ -64,6 +65,6 @@ for shape in SHAPES:
     ms = {
         f"{k}_ms": round(1e3 * np.median(v[1:]) / TURNS, 3) for k, v in seconds.items()
     }
-    x, kernel = (jnp.empty(s) for s in ((*shape[:2], *shape[1:3]), (3, 3)))
+    x, kernel = (jnp.empty(s) for s in ((*shape[:2], *shape[1:3]), (3, 3, *shape[2:])))
     chosen = winograd.pays(x, kernel)
     print(json.dumps({"shape": shape, **ms, "winograd is chosen": chosen}))

@@ -183,7 +183,8 @@ class Experiment(Checked):
     path: Path = Path("data")
     num_train: PositiveInt = 4000
     num_test: PositiveInt = 1000
-    shrink: Literal[1, 2, 4] = 2  # divides the sides of all images
+    # Divides the sides of all images.
+    shrink: Annotated[PositiveInt, check.among((1, 2, 4))] = 2
     num_clients: tuple[PositiveInt, ...] = (50,)
     natural: tuple[Literal["writers", "roles"], ...] = ("writers",)
     num_writers: PositiveInt = 60

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -97,7 +98,11 @@ def each_in_range(low: float, high: float, /, **arrays: Any) -> None:
 
 def _ints(values: dict[str, Any], low: int, high: float, rule: str) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
+        try:
+            operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an int, got {value!r}.") from None
+        if isinstance(value, bool):
             raise TypeError(f"{name} must be an int, got {value!r}.")
         _require(name, value, low <= value < high, rule)
 
@@ -130,15 +135,15 @@ def among(allowed: Collection[Any], /) -> Callable[..., None]:
 
 
 def each(rule: Callable[..., None], size: int | None, /, **values: Any) -> None:
-    """Raises TypeError unless every value is a tuple or list, which has entries.
+    """Raises TypeError unless every value is a tuple, or a collection that is no text.
 
-    ValueError where there is none, or another number than `size`, or where an entry
-    breaks the rule, which is one of this module.
+    ValueError where it is empty or of another number of entries than `size`. The rule
+    is called for each entry as those of this module are.
     """
     for name, value in values.items():
-        if not isinstance(value, tuple | list):
+        if isinstance(value, str) or not isinstance(value, Collection):
             raise TypeError(f"{name} must be a tuple, got {value!r}.")
-        if not value:
+        if not len(value):
             raise ValueError(f"{name} must not be empty.")
         if size is not None:
             _require(name, value, len(value) == size, f"of {size} entries")

@@ -43,10 +43,10 @@ class Checked:
     """The base of a dataclass whose fields are checked by their types.
 
     A `Literal` lists the values of a field, and an `Annotated` has its rule: a function
-    of `fedjax_core.check`. A tuple of such types is not empty, and the rules hold for
-    its entries. None passes where the type is a union with it. Rules of a field that a
-    subclass declares anew still hold; a new `Literal` replaces the old. Annotations
-    that are text are understood where their names are of the module.
+    of `fedjax_core.check`. A tuple of one such type is not empty, and the rules hold
+    for its entries. None passes where the type is a union with it. Rules of a field
+    that a subclass declares anew still hold; a new `Literal` replaces the old.
+    Annotations that are text are understood where their names are of the module.
     """
 
     def __post_init__(self):
@@ -83,7 +83,7 @@ def _said(hint: Any) -> Iterator[tuple[Any, Callable[..., None]]]:
     kind, args = typing.get_origin(hint), typing.get_args(hint)
     if kind is Literal:
         yield Literal, check.among(args)
-    if kind is tuple and args:
+    if kind is tuple and len({*args} - {...}) == 1:
         size = None if args[-1] is ... else len(args)
         for key, rule in _said(args[0]):
             yield (tuple, key), functools.partial(check.each, rule, size)
