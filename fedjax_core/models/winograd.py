@@ -65,9 +65,9 @@ _B, _G, _A = (
 def pays(x: Array, kernel: Array) -> bool:
     """Whether `conv` takes these and is faster than a product of patches on CPU.
 
-    Measured: not with few channels, even if few on one side alone, whose transforms
-    cost more than their products, few tiles, or tiles that reach far over the edge; not
-    with numbers of 16 bits.
+    Measured by `benchmarks/convolutions.py`: not from few channels, or from some to
+    many more, whose transforms cost more than their products, not with few tiles or
+    tiles that reach far over the edge. With numbers of 16 bits too much is lost.
     """
     if kernel.shape[:2] != (3, 3) or jnp.finfo(x.dtype).bits < 32:
         return False
