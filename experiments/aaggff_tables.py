@@ -98,12 +98,7 @@ class Experiment(Checked):
       out: directory of studies and page; it goes on with what is there.
     """
 
-    data: tuple[Annotated[str, check.among(DATA)], ...] = (
-        "heart",
-        "landmine",
-        "writers",
-        "activity",
-    )
+    data: tuple[Annotated[str, check.among(DATA)], ...] = DATA[:-1]
     path: Path = Path("data")
     cohort_size: PositiveInt = 5
     rounds: PositiveInt = 100

@@ -91,10 +91,7 @@ class Experiment(Checked):
     data: Literal["digits", "mnist", "fashion_mnist", "cifar10"] = "mnist"
     path: Path = Path("data/mnist_by_writer")
     hidden: PositiveInt = 32
-    splits: tuple[Annotated[str, check.among(_SPLITS)], ...] = (
-        "label swap",
-        "label permutation",
-    )
+    splits: tuple[Annotated[str, check.among(_SPLITS)], ...] = tuple(_SPLITS)
     num_clients: PositiveInt = 20
     num_clusters: PositiveInt = 4
     points: PositiveInt = 100

@@ -60,19 +60,7 @@ class Experiment(Checked):
     num_stations: PositiveInt = 200
     num_windows: PositiveInt = 30
     num_neighbours: PositiveInt = 5
-    alphas: tuple[Positive, ...] = (
-        0.001,
-        0.003,
-        0.01,
-        0.03,
-        0.1,
-        0.3,
-        1,
-        3,
-        10,
-        30,
-        100,
-    )
+    alphas: tuple[Positive, ...] = report.STRENGTHS
     rounds: PositiveInt = 2000
     num_seeds: PositiveInt = 5
     out: Path = Path("runs/fmi_weather")

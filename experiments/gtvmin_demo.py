@@ -74,19 +74,7 @@ class Experiment(Checked):
     noise_std: Positive = 1.5
     num_examples: tuple[PositiveInt, ...] = (3, 6, 12, 25, 50, 100)
     shown: int = 12
-    alphas: tuple[Positive, ...] = (
-        0.001,
-        0.003,
-        0.01,
-        0.03,
-        0.1,
-        0.3,
-        1,
-        3,
-        10,
-        30,
-        100,
-    )
+    alphas: tuple[Positive, ...] = report.STRENGTHS
     rounds: PositiveInt = 150
     bounds: tuple[PositiveInt, ...] = (1, 4, 12)
     num_seeds: PositiveInt = 10

@@ -30,6 +30,9 @@ from fedjax_core.record import to_json
 from fedjax_core.result import spread
 from fedjax_core.run_dir import versions
 
+STRENGTHS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+"""Of GTVMin, that experiments try beside 0 and infinity."""
+
 
 class Run(NamedTuple):
     """A method on its way to a goal.
